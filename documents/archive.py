@@ -8,14 +8,17 @@ import shutil
 import zipfile
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import IO, ClassVar
 
 from seq2seq_serve.documents.elements import BEGIN, Event, decoded_xml, events
 from seq2seq_serve.documents.segments import (
     MAX_BYTES,
     MAX_MARKS,
     Document,
+    Output,
+    Part,
     WrongFile,
     check_marks,
     wrong_file,
@@ -30,6 +33,7 @@ class Archive(Document):
     Attributes:
         kind: What the file is, for errors.
         needed: The name of a part that each such file has.
+        archive: The file.
         num_bytes: The length of the parts with texts, unpacked.
     """
 
@@ -41,27 +45,25 @@ class Archive(Document):
     ) -> None:
         self._path, self._max_bytes, self._num_file_bytes = path, max_bytes, len(content)
         try:
-            self._archive = zipfile.ZipFile(io.BytesIO(content))
-            members = self._archive.infolist()
+            self.archive = zipfile.ZipFile(io.BytesIO(content))
+            members = self.archive.infolist()
             self._sizes = {member.filename: member.file_size for member in members}
             if len(self._sizes) < len(members):
                 raise wrong_file(path, "two parts of the file have the same name")
             self._check_size(sum(self._sizes.values()), max(MAX_UNPACKED_BYTES, 10 * len(content)))
-            if damaged := self._archive.testzip():
+            if damaged := self.archive.testzip():
                 raise wrong_file(path, f"the part {damaged} of the file is damaged")
             if self.needed not in self._sizes:
                 raise wrong_file(path, f"the file is not {self.kind}")
             names = [name for name in self._names_of_texts() if name in self._sizes]
             self.num_bytes = sum(self._sizes[name] for name in names)
             self._check_size(self.num_bytes, max_bytes)
-            texts = {name: self._archive.read(name) for name in names}
+            self._names = frozenset(names)
+            check_marks(map(self.archive.read, names), path, max_marks)
         except WrongFile:
             raise
         except Exception as error:  # the library raises errors of many classes for damaged files
             raise wrong_file(path, f"the file is not {self.kind}, or is damaged") from error
-        check_marks(texts.values(), path, max_marks)
-        self._parts = {name: self._part(name, text) for name, text in texts.items()}
-        self.segments = [segment for part in self._parts.values() for segment in part.segments]
 
     def _check_size(self, size: int, limit: int) -> None:
         """Raises WrongFile if parts say that they have too many bytes, unpacked. No more are read."""
@@ -72,8 +74,8 @@ class Archive(Document):
     def _elements(self, name: str) -> Iterator[Event]:
         """Yields the elements of a part."""
         self._check_size(self._sizes[name], self._max_bytes)
-        _, text = decoded_xml(self._archive.read(name), self._path, name)
-        return (event for event in events(text, self._path, name) if event.kind == BEGIN)
+        _, content = decoded_xml(self.archive.read(name), self._path, name)
+        return (event for event in events(content, self._path, name) if event.kind == BEGIN)
 
     @abstractmethod
     def _names_of_texts(self) -> Iterable[str]:
@@ -83,25 +85,79 @@ class Archive(Document):
     def _part(self, name: str, content: bytes) -> Document:
         """Returns a part that has texts."""
 
-    def content(self) -> bytes:
-        stream = io.BytesIO()
-        with zipfile.ZipFile(stream, "w") as written:
-            for member in self._archive.infolist():
-                copied = copy.copy(member)
-                copied.extra = b""  # such as sizes, which are written anew
-                content = self._changed(member.filename)
-                if content is not None:
-                    copied.file_size = len(content)
-                    written.writestr(copied, content)
-                else:
-                    with self._archive.open(member) as source, written.open(copied, "w") as target:
-                        shutil.copyfileobj(source, target)
-        return stream.getvalue()
+    def changed_member(self, name: str) -> bytes | None:  # noqa: ARG002
+        """Returns what a part without texts is now; None if it stays."""
+        return None
 
-    def _changed(self, name: str) -> bytes | None:
-        """Returns what a part is now; None if it stays."""
-        part = self._parts.get(name)
-        if part is None:
-            return None
-        part.target_language = self.target_language
-        return part.content()
+    def parts(self) -> Iterator[Part]:
+        for member in self.archive.infolist():
+            name = member.filename
+            document = self._part(name, self.archive.read(name)) if name in self._names else None
+            yield _Member((), str, member, document)
+            if document is not None:
+                yield from document.parts()
+
+    def output(self, stream: IO[bytes]) -> Output:
+        return _ArchiveOutput(self, stream)
+
+
+@dataclass(slots=True)
+class _Member(Part):
+    """The place where a member of an archive begins.
+
+    Attributes:
+        member: Its name, and how it is packed.
+        document: What reads its texts, whose parts follow; None if it has none.
+    """
+
+    member: zipfile.ZipInfo
+    document: Document | None
+
+
+class _UnfinishedZip(zipfile.ZipFile):
+    """An archive that is written, and may be dropped before its end."""
+
+    def __del__(self) -> None:
+        """Does not write the end, as its base does."""
+
+
+class _ArchiveOutput(Output):
+    """Writes an archive. Owned by the caller of `output`."""
+
+    def __init__(self, archive: Archive, stream: IO[bytes]) -> None:
+        self._archive = archive
+        self._written = _UnfinishedZip(stream, "w")
+        self._member: tuple[IO[bytes], Output] | None = None
+
+    def add(self, part: Part) -> None:
+        if isinstance(part, _Member):
+            self._end_member()
+            self._begin(part)
+        elif self._member is not None:
+            self._member[1].add(part)
+
+    def close(self) -> None:
+        self._end_member()
+        self._written.close()
+
+    def _begin(self, begin: _Member) -> None:
+        copied = copy.copy(begin.member)
+        copied.extra = b""  # such as sizes, which are written anew
+        document, changed = begin.document, self._archive.changed_member(copied.filename)
+        if document is not None:
+            document.target_language = self._archive.target_language
+            stream = self._written.open(copied, "w")
+            self._member = stream, document.output(stream)
+        elif changed is not None:
+            self._written.writestr(copied, changed)
+        else:
+            source = self._archive.archive.open(begin.member)
+            with source, self._written.open(copied, "w") as target:
+                shutil.copyfileobj(source, target)
+
+    def _end_member(self) -> None:
+        if self._member is not None:
+            stream, output = self._member
+            output.close()
+            stream.close()
+            self._member = None

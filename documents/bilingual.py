@@ -8,19 +8,26 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from html import escape
 from pathlib import Path
 
 from seq2seq_serve.documents.elements import BEGIN, END, TEXT, Content, Event, Names, decoded_xml, events
-from seq2seq_serve.documents.markup import Flows, escaped_xml, unescaped
+from seq2seq_serve.documents.markup import Flows, unescaped
 from seq2seq_serve.documents.messages import has_placeholders
-from seq2seq_serve.documents.segments import Document, Segment, TextSpan, has_choice, has_words, wrong_file
+from seq2seq_serve.documents.segments import (
+    Document,
+    Part,
+    Segment,
+    TextSpan,
+    unchanged,
+    wrong_file,
+)
 from seq2seq_serve.protos.languages import is_same_language
 
-_LANGUAGE = re.compile(r"""<tuv\b[^<>]*?\b(?:xml:)?lang\s*+=\s*+["']([^"'<>]*+)""")
+_LANGUAGE = re.compile(rb"""<tuv\b[^<>]*?\b(?:xml:)?lang\s*+=\s*+["']([^"'<>]*+)""")
 _LANGUAGES = ("http://www.w3.org/XML/1998/namespace lang", "lang")  # attributes of TMX
 _UNTRANSLATED = ("new", "needs-translation")  # states of XLIFF 1.2
 _STATE, _TYPE = (
@@ -38,7 +45,7 @@ class _Element:
 
     Attributes:
         tag: What it begins with.
-        begin: Its place among the parts of the file.
+        begin: Its place among the parts of its unit.
         end: The place after it.
         inside: What is inside.
     """
@@ -58,14 +65,12 @@ class _Unit:
     """A text and its translations, as they are read. Owned by its document.
 
     Attributes:
-        begin: The place of its first tag among the parts of the file.
         source: The text.
         targets: The translations that the file has.
-        place: The place for a new one among the parts of the file.
+        place: The place for a new one among the parts of the unit.
         indentation: The white space before the text.
     """
 
-    begin: int
     source: _Element | None = None
     targets: list[_Element] = field(default_factory=list)
     place: int = 0
@@ -76,48 +81,34 @@ class _Entry:
     """A text without a translation. Owned by its document.
 
     Attributes:
-        begin: The place of its first tag among the parts of the file.
-        place: The place of the translation there.
+        parts: The first tag of the unit, what is before the translation, it, and what is after it.
         indentation: The white space before the translation, if there was no element for it.
         source_tag: What the element of the text begins with.
         target_tag: What that of the translation begins with; empty if there was none.
         forms: What was inside that.
-        segments: The segments of the text.
         is_translated: Whether one of them is.
     """
 
-    __slots__ = (
-        *("_flows", "_num_translated", "_source", "_target", "begin", "forms", "indentation", "place"),
-        *("segments", "source_tag", "target_tag"),
-    )
-
-    def __init__(self, unit: _Unit, source: _Element, names: Names) -> None:
-        self.begin, self.place, self.indentation = unit.begin, unit.place, unit.indentation
+    def __init__(self, unit: _Unit, source: _Element, parts: Sequence[str], names: Names) -> None:
+        self.indentation = unit.indentation
         self.source_tag = source.tag.markup
         target = unit.targets[0] if unit.targets else None
+        begin, end = (target.begin, target.end) if target else (unit.place, unit.place)
+        self.parts = parts[0], "".join(parts[1:begin]), "".join(parts[begin:end]), "".join(parts[end:])
         self.target_tag = target.tag.markup if target else ""
         self.forms = "".join(event.markup for event in target.inside) if target else ""
-        self._source = self._target = "".join(event.markup for event in source.inside)
-        self._flows: Flows | None = None
+        self._source = "".join(event.markup for event in source.inside)
         self._num_translated = 0
-        is_plain = len(source.inside) == 1 and "<" not in self._source
-        if is_plain and not (
-            names.keeps_lines and "\n" in source.inside[0].text
-        ):  # most are, and take less memory so
-            text = source.inside[0].text
-            is_sent = has_words(text) and not has_choice(text)
-            self.segments = [Segment(((text, 0),), self._write)] if is_sent else []
-            return
-        flows = self._flows = Flows()
+        flows = Flows()
         content = Content(flows, names)
         for event in source.inside:
             content.add(event, event.local)
         flows.end()
-        self.segments = [replace(one, write=partial(self._translate, one)) for one in flows.segments]
+        self._translation = flows.part()
 
-    def _write(self, pieces: Sequence[TextSpan]) -> None:
-        self._target = escaped_xml("".join(text for text, _ in pieces))
-        self._num_translated = 1
+    def segments(self) -> list[Segment]:
+        """Returns the segments of the text."""
+        return [replace(one, write=partial(self._translate, one)) for one in self._translation.segments]
 
     def _translate(self, segment: Segment, pieces: Sequence[TextSpan]) -> None:
         segment.write(pieces)
@@ -129,77 +120,87 @@ class _Entry:
 
     def written(self) -> tuple[str, bool]:
         """Returns the markup of the translation, and whether it is one to review."""
-        written = self._target if self._flows is None else self._flows.written()
-        is_whole = self._num_translated == len(self.segments)
+        written = self._translation.written()
+        is_whole = self._num_translated == len(self._translation.segments)
         return written, not (is_whole and has_placeholders(unescaped(written), unescaped(self._source)))
 
 
 class _Bilingual(Document):
     """XML of units, each of which has a text and translations."""
 
+    errors = "xmlcharrefreplace"
     root: str
     names: Names
     unit_names: tuple[str, ...]
 
     def __init__(self, content: bytes, path: Path) -> None:
-        self._encoding, text = decoded_xml(content, path)
+        self.encoding, self._content = decoded_xml(content, path)
         self._path = path
-        self._parts: list[str] = []
-        self._entries: list[_Entry] = []
-        self._without_language: list[tuple[int, str]] = []  # tags that lack it, and the name of the attribute
+
+    def parts(self) -> Iterator[Part]:
+        parts = self._present = list[str]()  # of the present unit
         self._around: list[tuple[Event, bool]] = []  # elements, and whether their texts are to be translated
         unit: _Unit | None = None
         inside: _Element | None = None
         depth = 0
-        for event in events(text, path, root=self.root):
+        for event in events(self._content, self._path, root=self.root):
             if inside is not None:
                 depth += (event.kind == BEGIN) - (event.kind == END)
                 if depth:
                     inside.inside.append(event)
                 else:
-                    inside.end = len(self._parts) + 1
+                    inside.end = len(parts) + 1
                     inside = None
             if inside is None and event.kind == BEGIN:
                 its = event.attributes.get("translate")
                 is_open = its == "yes" or (its != "no" and (not self._around or self._around[-1][1]))
                 if event.local in self.unit_names:
-                    unit = _Unit(len(self._parts)) if is_open else None
+                    if unit is not None:  # one within another one
+                        yield unchanged("".join(parts))
+                        parts.clear()
+                    unit = _Unit() if is_open else None
                 elif unit is not None and (element := self._element(unit, event)):
                     inside, depth = element, 1
-                elif unit is None:
-                    self._add_outside(event)
+                elif unit is None and (name := self._lacks_language(event)):
+                    yield Part((), partial(self._with_language, event.markup, name))
+                    event.markup = ""
                 self._around.append((event, is_open))
-            self._parts.append(event.markup)
+            parts.append(event.markup)
             if inside is None and event.kind == END and self._around:
                 self._around.pop()
                 if unit is not None:
                     self._end(unit, event.local)
                 if event.local in self.unit_names and unit is not None:
-                    self._add(unit)
+                    if unit.source is not None and self._is_missing(unit):
+                        entry = _Entry(unit, unit.source, parts, self.names)
+                        yield Part(entry.segments(), partial(self._written, entry))
+                        parts.clear()
                     unit = None
-        self.segments = [segment for entry in self._entries for segment in entry.segments]
+            if unit is None:
+                yield unchanged("".join(parts))
+                parts.clear()
 
-    def _add(self, unit: _Unit) -> None:
-        """Adds a unit, whose parts become one, or those around the place for a translation."""
-        begin, parts = unit.begin, self._parts
-        if unit.source is None or not self._is_missing(unit):
-            parts[begin:] = ["".join(parts[begin:])]
-            return
-        target = unit.targets[0] if unit.targets else None
-        place, end = (target.begin, target.end) if target else (unit.place, unit.place)
-        middle = ["".join(parts[begin + 1 : place]), "".join(parts[place:end]), "".join(parts[end:])]
-        parts[begin + 1 :] = middle
-        unit.place = begin + 2
-        self._entries.append(_Entry(unit, unit.source, self.names))
+    def _with_language(self, tag: str, name: str) -> str:
+        """Returns a tag, which lacks it, with the language of the translations."""
+        language = self.target_language
+        return _with(tag, None, f' {name}="{escape(language)}"') if language else tag
+
+    def _written(self, entry: _Entry) -> str:
+        """Returns a unit as it is written now."""
+        begin, before, target, after = entry.parts
+        if entry.is_translated:
+            begin, target = self._write(entry)
+            target = target if entry.target_tag else entry.indentation + target
+        return "".join((begin, before, target, after))
 
     def _element(self, unit: _Unit, event: Event) -> _Element | None:
         """Returns the element of a text that begins here; None if none does."""
         if self._around[-1][0].local not in self.unit_names:
             return None
-        element = _Element(event, len(self._parts))
+        element = _Element(event, len(self._present))
         if event.local == "source":
             unit.source = element
-            found = _INDENTATION.search(self._parts[-1])
+            found = _INDENTATION.search(self._present[-1])
             unit.indentation = found[0] if found else ""
             return element
         if event.local in ("target", "translation"):
@@ -207,31 +208,22 @@ class _Bilingual(Document):
             return element
         return None
 
-    def _add_outside(self, event: Event) -> None:
-        """Reads the beginning of an element outside of units."""
+    def _lacks_language(self, event: Event) -> str:  # noqa: ARG002
+        """Returns the attribute of an element outside of units that lacks a language; empty if none does."""
+        return ""
 
     def _end(self, unit: _Unit, name: str) -> None:
         """Ends an element inside a unit: a translation may come after the text."""
         if name in ("source", "seg-source") and self._around[-1][0].local in self.unit_names:
-            unit.place = len(self._parts)
+            unit.place = len(self._present)
 
     @abstractmethod
     def _is_missing(self, unit: _Unit) -> bool:
         """Whether nobody has translated a unit yet."""
 
     @abstractmethod
-    def _write(self, entry: _Entry, parts: list[str]) -> str:
-        """Returns the element of a new translation; may change the tag of its unit."""
-
-    def content(self) -> bytes:
-        parts = [*self._parts]
-        for place, name in self._without_language if self.target_language else ():
-            parts[place] = _with(parts[place], None, f' {name}="{escape(self.target_language)}"')
-        for entry in self._entries:
-            if entry.is_translated:
-                written = self._write(entry, parts)
-                parts[entry.place] = written if entry.target_tag else entry.indentation + written
-        return "".join(parts).encode(self._encoding, "xmlcharrefreplace")
+    def _write(self, entry: _Entry) -> tuple[str, str]:
+        """Returns the tag of a unit, and the element of its new translation."""
 
 
 class Xliff(_Bilingual):
@@ -246,11 +238,10 @@ class Xliff(_Bilingual):
     root = "xliff"
     unit_names = ("trans-unit", "segment")
 
-    def _add_outside(self, event: Event) -> None:
+    def _lacks_language(self, event: Event) -> str:
         version = (self._around[0][0] if self._around else event).attributes.get("version", "")
         element, name = ("file", "target-language") if version.startswith("1") else ("xliff", "trgLang")
-        if event.local == element and name not in event.attributes:
-            self._without_language.append((len(self._parts), name))
+        return name if event.local == element and name not in event.attributes else ""
 
     def _is_missing(self, unit: _Unit) -> bool:
         if not unit.targets or unit.targets[0].tag.attributes.get("state") in _UNTRANSLATED:
@@ -259,19 +250,19 @@ class Xliff(_Bilingual):
             not any(event.kind == BEGIN for event in unit.targets[0].inside) and not unit.targets[0].has_text
         )
 
-    def _write(self, entry: _Entry, parts: list[str]) -> str:
-        written, is_to_review = entry.written()
+    def _write(self, entry: _Entry) -> tuple[str, str]:
+        begin, (written, is_to_review) = entry.parts[0], entry.written()
         found = _TAG_NAME.match(entry.source_tag)
         name = f"{found[1].removesuffix('source') if found else ''}target"  # with the same prefix
         state = ""
-        if "segment" in parts[entry.begin].partition(" ")[0]:  # XLIFF 2
+        if "segment" in begin.partition(" ")[0]:  # XLIFF 2
             if not is_to_review:
-                parts[entry.begin] = _with(parts[entry.begin], _STATE, ' state="translated"')
+                begin = _with(begin, _STATE, ' state="translated"')
         elif is_to_review:
             state = ' state="needs-review-translation"'
         elif entry.target_tag:
             state = ' state="translated"'
-        return f"{_with(entry.target_tag or f'<{name}>', _STATE, state)}{written}</{name}>"
+        return begin, f"{_with(entry.target_tag or f'<{name}>', _STATE, state)}{written}</{name}>"
 
 
 def _with(tag: str, attribute: re.Pattern[str] | None, value: str) -> str:
@@ -295,18 +286,16 @@ class QtTranslations(_Bilingual):
         is_old = unit.targets[0].tag.attributes.get("type") in ("vanished", "obsolete")
         return not (is_old or unit.targets[0].has_text)
 
-    def _write(self, entry: _Entry, parts: list[str]) -> str:  # noqa: ARG002
+    def _write(self, entry: _Entry) -> tuple[str, str]:
         written, is_to_review = entry.written()
         if _FORM.search(entry.forms):
             form = f"<numerusform>{written}</numerusform>"
             written = _FORM.sub(lambda _: form, entry.forms)
-        return (
-            _with(entry.target_tag or "<translation>", _TYPE, ' type="unfinished"' * is_to_review)
-            + f"{written}</translation>"
-        )
+        tag = _with(entry.target_tag or "<translation>", _TYPE, ' type="unfinished"' * is_to_review)
+        return entry.parts[0], f"{tag}{written}</translation>"
 
 
-class TranslationMemory(_Bilingual):
+class TmxDocument(_Bilingual):
     """TMX: units with a text in its language only. The other language is that of the other units.
 
     The texts of a file for "en" may be in en-US. In one for all languages the first one is translated.
@@ -319,18 +308,20 @@ class TranslationMemory(_Bilingual):
     unit_names = ("tu",)
 
     def __init__(self, content: bytes, path: Path) -> None:
-        self._languages = [*dict.fromkeys(_LANGUAGE.findall(decoded_xml(content, path)[1]))]
+        super().__init__(content, path)
+        found = (found[1].decode() for found in _LANGUAGE.finditer(self._content))
+        self._languages = [*dict.fromkeys(found)]
         self._source_language = ""
         self._others: dict[str, None] = {}
-        super().__init__(content, path)
-        if self._entries and len(self._others) != 1:
+        num_segments = sum(len(part.segments) for part in self.parts())  # finds the other language
+        if num_segments and len(self._others) != 1:
             known = ", ".join(self._others) or "no language"
             text = f"the file has translations into {known}, and must have them into one"
             raise wrong_file(path, f'{text}: add a <tuv xml:lang="…"> to the first <tu>, or remove others')
 
-    def _add_outside(self, event: Event) -> None:
+    def _lacks_language(self, event: Event) -> str:
         if event.local != "header" or not self._languages:
-            return
+            return ""
         language = event.attributes.get("srclang", "*all*")
         if language == "*all*":
             language = self._languages[0]
@@ -341,16 +332,17 @@ class TranslationMemory(_Bilingual):
             text = f"the srclang of the file is {language}, and its texts are in {known}: correct it"
             raise wrong_file(self._path, text)
         self._source_language = same[0]
+        return ""
 
     def _element(self, unit: _Unit, event: Event) -> _Element | None:
         tuv = self._around[-1][0]
         if event.local == "tuv":
-            found = _INDENTATION.search(self._parts[-1])
+            found = _INDENTATION.search(self._present[-1])
             unit.indentation = found[0] if found else ""
         if event.local != "seg" or tuv.local != "tuv":
             return None
         language = next((tuv.attributes[name] for name in _LANGUAGES if name in tuv.attributes), "")
-        element = _Element(event, len(self._parts))
+        element = _Element(event, len(self._present))
         if language.lower() == self._source_language.lower():
             unit.source = element
         else:
@@ -360,12 +352,14 @@ class TranslationMemory(_Bilingual):
 
     def _end(self, unit: _Unit, name: str) -> None:
         if name == "tuv":
-            unit.place = len(self._parts)
+            unit.place = len(self._present)
 
     def _is_missing(self, unit: _Unit) -> bool:
         return not any(one.has_text for one in unit.targets)
 
-    def _write(self, entry: _Entry, parts: list[str]) -> str:  # noqa: ARG002
+    def _write(self, entry: _Entry) -> tuple[str, str]:
         written = f"<seg>{entry.written()[0]}</seg>"
         [language] = self._others
-        return written if entry.target_tag else f'<tuv xml:lang="{escape(language)}">{written}</tuv>'
+        if not entry.target_tag:
+            written = f'<tuv xml:lang="{escape(language)}">{written}</tuv>'
+        return entry.parts[0], written

@@ -9,13 +9,13 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from seq2seq_serve.documents.segments import LINE_BREAK, Segment, decoded, wrong_file
-from seq2seq_serve.documents.values import Spliced, imported, without_escapes
+from seq2seq_serve.documents.segments import LINE_BREAK, decoded, wrong_file
+from seq2seq_serve.documents.values import PlacedString, Spliced, imported, without_escapes
 
 _TO_ESCAPE = str.maketrans({"\\": r"\\", "\n": r"\n", "\t": r"\t", "\r": r"\r", "\f": r"\f"})
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
@@ -46,11 +46,13 @@ class Properties(Spliced):
             super().__init__("utf-8", content.decode())
         except UnicodeDecodeError:
             super().__init__("latin-1", content.decode("latin-1"))
-        is_ascii = self._encoding == "latin-1" or self._text.isascii()
+
+    def strings(self) -> Iterator[PlacedString]:
+        is_ascii = self.encoding == "latin-1" or self._text.isascii()
         encode = partial(_property, is_ascii=is_ascii)
         for found in _PROPERTY.finditer(self._text):
             if found[1]:
-                self.add(*found.span(1), without_escapes(found[1]), encode)
+                yield *found.span(1), without_escapes(found[1]), encode
 
 
 def _property(text: str, *, is_ascii: bool) -> str:
@@ -68,17 +70,20 @@ class AppleStrings(Spliced):
     """Apple's .strings, in UTF-8 or UTF-16: values are texts."""
 
     def __init__(self, content: bytes, path: Path) -> None:
+        self._path = path
         if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             encoding = "utf-16-le" if content.startswith(codecs.BOM_UTF16_LE) else "utf-16-be"
             super().__init__(encoding, content.decode(encoding, "replace"))
         else:
             super().__init__(*decoded(content, path))
+
+    def strings(self) -> Iterator[PlacedString]:
         before = ""
         for found in _APPLE_TOKEN.finditer(self._text):
             if found[3] and found[0] != "\ufeff":
-                raise _not_kind(path, "strings (.strings)", self._text, found.start())
+                raise _not_kind(self._path, "strings (.strings)", self._text, found.start())
             if found[1] and before == "=":
-                self.add(*found.span(1), without_escapes(found[1]), _apple_string)
+                yield *found.span(1), without_escapes(found[1]), _apple_string
             if not (found[2] or found[0].startswith("/")):
                 before = found[0]
 
@@ -95,10 +100,12 @@ class JsonCatalog(Spliced):
 
     def __init__(self, content: bytes, path: Path) -> None:
         super().__init__(*decoded(content, path))
-        self._is_arb = ".arb" in path.suffixes
-        self._locale: list[Segment] = []
+        self._path = path
+
+    def strings(self) -> Iterator[PlacedString]:
+        is_arb = ".arb" in self._path.suffixes
         is_escaped = self._text.isascii() and r"\u" in self._text
-        self._encode = partial(json.dumps, ensure_ascii=is_escaped)
+        encode = partial(json.dumps, ensure_ascii=is_escaped)
         opened: list[
             tuple[str, bool]
         ] = []  # the brackets around the place, and whether their values are left out
@@ -117,12 +124,12 @@ class JsonCatalog(Spliced):
                     opened.append((first, is_left_out))
                     expected = "first key" if first == "{" else "first value"
                 elif first == '"' and not is_left_out:
-                    self._add_string(found, path)
+                    yield *found.span(), self._said(found), encode
                 elif first == '"' and key == '"@@locale"' and len(opened) == 1:
-                    self._locale = self.replaceable(*found.span(), "", self._encode)
+                    yield *found.span(), None, encode
             elif first == '"' and expects in ("key", "first key"):
                 key = token
-                is_left_out = opened[-1][1] or (self._is_arb and token[1] == "@")
+                is_left_out = opened[-1][1] or (is_arb and token[1] == "@")
                 expected = "colon"
             elif first == ":" and expects == "colon":
                 expected = "value"
@@ -134,21 +141,19 @@ class JsonCatalog(Spliced):
             else:
                 expects = ""
             if not expects:
-                raise _not_kind(path, "JSON", self._text, found.start())
+                raise _not_kind(self._path, "JSON", self._text, found.start())
         if opened or expected != "end":
-            raise _not_kind(path, "JSON", self._text, len(self._text))
+            raise _not_kind(self._path, "JSON", self._text, len(self._text))
 
-    def content(self) -> bytes:
-        for segment in self._locale if self.target_language else ():
-            segment.write([(self.target_language.replace("-", "_"), 0)])
-        return super().content()
+    def without_text(self, markup: str, encode: Callable[[str], str]) -> str:
+        """Returns the language, which is written with a low line."""
+        return encode(self.target_language.replace("-", "_")) if self.target_language else markup
 
-    def _add_string(self, found: re.Match[str], path: Path) -> None:
+    def _said(self, found: re.Match[str]) -> str:
         try:
-            text = json.loads(found[0])
+            return str(json.loads(found[0]))
         except ValueError:
-            raise _not_kind(path, "JSON", self._text, found.start()) from None
-        self.add(*found.span(), text, self._encode)
+            raise _not_kind(self._path, "JSON", self._text, found.start()) from None
 
 
 class YamlCatalog(Spliced):
@@ -158,8 +163,11 @@ class YamlCatalog(Spliced):
         self._yaml = imported("yaml", path)
         self._resolver = self._yaml.resolver.Resolver()
         super().__init__(*decoded(content, path))
+        self._path = path
         self._newline = "\r\n" if "\r\n" in self._text else "\n"
         self._plain = [partial(self._without_quotes, pattern) for pattern in (_YAML_PLAIN, _YAML_IN_BRACKETS)]
+
+    def strings(self) -> Iterator[PlacedString]:
         opened: list[str] = []  # what comes next at each level: a key or a value of a mapping, or an item
         num_brackets = 0  # levels from the outermost bracket on
         loader = getattr(self._yaml, "CSafeLoader", self._yaml.SafeLoader)
@@ -177,12 +185,12 @@ class YamlCatalog(Spliced):
                         opened.append("item" if is_list else "key")
                         num_brackets += num_brackets > 0 or event.flow_style
                     elif comes != "key" and isinstance(event, self._yaml.ScalarEvent):
-                        self._add_scalar(event, is_in_brackets=num_brackets > 0)
+                        yield from self._scalar(event, is_in_brackets=num_brackets > 0)
         except self._yaml.YAMLError as error:
             text = " ".join(str(error).split())
-            raise wrong_file(path, f"the file is not YAML: {text}") from error
+            raise wrong_file(self._path, f"the file is not YAML: {text}") from error
 
-    def _add_scalar(self, event: Any, *, is_in_brackets: bool) -> None:
+    def _scalar(self, event: Any, *, is_in_brackets: bool) -> Iterator[PlacedString]:
         begin, end = event.start_mark.index, event.end_mark.index
         if properties := _YAML_PROPERTIES.match(self._text, begin, end):
             begin = properties.end()
@@ -190,7 +198,7 @@ class YamlCatalog(Spliced):
             return
         if event.style == "|":
             for line in _YAML_LINE.finditer(self._text, self._text.find("\n", begin) + 1, end):
-                self.add(*line.span(1), line[1], str)
+                yield *line.span(1), line[1], str
             return
         written = self._text[begin:end]
         if event.style == ">":
@@ -199,7 +207,7 @@ class YamlCatalog(Spliced):
             encode = self._plain[is_in_brackets]
         else:
             encode = _single_quoted if event.style == "'" else _json_string
-        self.add(begin, end, event.value, encode)
+        yield begin, end, event.value, encode
 
     def _is_text(self, value: str, style: str | None, tag: str | None) -> bool:
         if tag is None and not style:

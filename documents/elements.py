@@ -18,12 +18,12 @@ from pathlib import Path
 from xml.parsers import expat
 
 from seq2seq_serve.documents.markup import Flows, escaped_xml, unescaped
-from seq2seq_serve.documents.segments import Document, wrong_file
+from seq2seq_serve.documents.segments import Document, Part, wrong_file
 from seq2seq_serve.documents.spans import Tag
 
 BEGIN, END, TEXT, OTHER = range(4)
 
-_CHUNK_BYTES = 2**18
+_CHUNK_BYTES = 2**14
 _NONE = frozenset[str]()
 _NO_ATTRIBUTES: dict[str, str] = {}
 _DECLARED = re.compile(rb"""<\?xml[^>]{1,100}?encoding\s*=\s*["']([\w.-]{1,40})["']""")
@@ -56,8 +56,8 @@ class Event:
         return self.name.rpartition(" ")[2]
 
 
-def decoded_xml(content: bytes, path: Path, part: str = "") -> tuple[str, str]:
-    """Returns the encoding of XML, as its mark or its declaration says, and its text; see `events`.
+def decoded_xml(content: bytes, path: Path, part: str = "") -> tuple[str, bytes]:
+    """Returns the encoding of XML, as its mark or its declaration says, and its text in UTF-8; see `events`.
 
     Raises:
         WrongFile: It is not in that encoding.
@@ -72,17 +72,17 @@ def decoded_xml(content: bytes, path: Path, part: str = "") -> tuple[str, str]:
             name = ""
         encoding = name if _CHARSETS.fullmatch(name) else encoding
     try:
-        return encoding, content.decode(encoding)
+        return encoding, content.decode(encoding).encode("utf-8", "surrogatepass")
     except UnicodeDecodeError as error:
         text = f"is not {encoding.upper()}: byte {error.start + 1} is wrong"
         raise wrong_file(path, f"{_where(part)} {text}") from error
 
 
-def events(text: str, path: Path, part: str = "", root: str = "") -> Iterator[Event]:
+def events(content: bytes, path: Path, part: str = "", root: str = "") -> Iterator[Event]:
     """Yields the parts of XML, whose markup joined is the text.
 
     Args:
-        text: The XML.
+        content: The XML, in UTF-8.
         path: Its file.
         part: The name of the part of the file that has it.
         root: The name of the outermost element without its namespace; empty if there may be any.
@@ -90,17 +90,21 @@ def events(text: str, path: Path, part: str = "", root: str = "") -> Iterator[Ev
     Raises:
         WrongFile: It is not XML, has another root, or declares entities.
     """
-    content = text.encode("utf-8", "surrogatepass")
     where = _where(part)
     reader = _Reader(path, where)
-    begin, step = 0, max(_CHUNK_BYTES, len(content) // 16)  # a tag that does not end is read 16 times at most
+    begin = end = 0
+    step, is_over = _CHUNK_BYTES, False
     try:
-        for chunk in range(0, len(content) + 1, step):
-            reader.parser.Parse(content[chunk : chunk + step], chunk + step > len(content))
+        while not is_over:
+            place, end = end, end + step
+            is_over = end > len(content)
+            reader.parser.Parse(content[place:end], is_over)
+            # A tag that does not end is read again with each chunk
+            step = _CHUNK_BYTES if len(reader.found) > 1 else 2 * step
             while len(reader.found) > 1:
                 event, _ = reader.found.popleft()
-                end = reader.found[0][1]
-                event.markup, begin = content[begin:end].decode(), end
+                after = reader.found[0][1]
+                event.markup, begin = content[begin:after].decode(), after
                 if root and event.kind == BEGIN:
                     if event.local != root:
                         text = f"the file begins with <{event.local[:60]}>, and must begin with <{root}>"
@@ -323,19 +327,25 @@ class XmlTexts(Document):
         before: The last text outside of those elements.
     """
 
+    errors = "xmlcharrefreplace"
     root = ""
     names = Names()
     content_of: type[Content] = Content
     escape = staticmethod(escaped_xml)
 
     def __init__(self, content: bytes, path: Path, part: str = "") -> None:
-        self._encoding, text = decoded_xml(content, path, part)
+        self._from = path, part
+        self.encoding, self._content = decoded_xml(content, path, part)
         self._flows = Flows(self.escape)
         self.around: list[Event] = []
         self.before = ""
+
+    def parts(self) -> Iterator[Part]:
         inside = self.content_of(self._flows, self.names)
         depth = 0  # of elements in a text
-        for event in events(text, path, part, self.root):
+        for event in events(self._content, *self._from, self.root):
+            if event.kind == BEGIN and self._flows.is_ready and not self.is_held:
+                yield self._flows.part(self.changed)
             if depth:
                 depth += (event.kind == BEGIN) - (event.kind == END)
                 if depth:
@@ -352,7 +362,16 @@ class XmlTexts(Document):
             elif event.kind == TEXT:
                 self.before = event.text.strip() or self.before
         self._flows.end()
-        self.segments = self._flows.segments
+        yield self._flows.part(self.changed)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the element around the place is a part, which must not be written before its end."""
+        return False
+
+    def changed(self, markup: str) -> str:
+        """Returns what is written for a part, whose tags are whole."""
+        return markup
 
     @abstractmethod
     def has_text(self, event: Event) -> bool:
@@ -365,6 +384,3 @@ class XmlTexts(Document):
     def name_of(self, event: Event) -> str:
         """Returns the name of an element as `names` has it."""
         return event.local
-
-    def content(self) -> bytes:
-        return self._flows.written().encode(self._encoding, "xmlcharrefreplace")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from seq2seq_serve.documents.archive import Archive
-from seq2seq_serve.documents.bilingual import QtTranslations, TranslationMemory, Xliff
+from seq2seq_serve.documents.bilingual import QtTranslations, TmxDocument, Xliff
 from seq2seq_serve.documents.catalogs import AppleStrings, JsonCatalog, Properties, YamlCatalog
 from seq2seq_serve.documents.markdown import MarkdownDocument
 from seq2seq_serve.documents.messages import Messages
@@ -57,7 +57,7 @@ DOCUMENTS: dict[str, Kind] = {
     **ARCHIVES,
     ".md": MarkdownDocument,
     ".markdown": MarkdownDocument,
-    ".tmx": TranslationMemory,
+    ".tmx": TmxDocument,
     **SOFTWARE,
 }
 # The same, and files of lines, which the client sends line by line
@@ -84,7 +84,8 @@ def read_file(
         max_bytes: How long the texts of an archive may be, unpacked.
 
     Raises:
-        WrongFile: The content is not what the suffix says, or is too large.
+        WrongFile: The file is too large, or not one of its kind. Some of that is found only by reading its
+            parts, which raises the same.
     """
     if archive := ARCHIVES.get(suffix):
         return archive(content, path, max_marks, max_bytes)

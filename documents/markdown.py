@@ -6,9 +6,10 @@ markdown-it-py finds the blocks, and the parts of each. Between these, and in co
 from __future__ import annotations
 
 import re
+from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 from seq2seq_serve.documents.markup import Flows, escaped_xml, unescaped
 from seq2seq_serve.documents.page import FIXED, FORMATTING, INLINE
-from seq2seq_serve.documents.segments import LINE_BREAK, Document, decoded
+from seq2seq_serve.documents.segments import LINE_BREAK, Document, Part, decoded
 from seq2seq_serve.documents.values import imported
 
 _FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\n(?:(?!\1[ \t]*$)[^\n]*\n)*+\1[ \t]*$", re.MULTILINE)
@@ -99,10 +100,11 @@ class _Parser:
         self._found: list[_Part] = []
         self._state: Any = None  # of the block
 
-    def blocks(self, text: str) -> list[tuple[str, int]]:
-        """Returns the text of each block, and the number of its first line."""
-        tokens = self._parser.parse(text, self._environment)
-        return [(token.content, token.map[0]) for token in tokens if token.type == "inline" and token.map]
+    def blocks(self, text: str) -> Iterator[tuple[str, int]]:
+        """Yields the text of each block, and the number of its first line."""
+        blocks = _Blocks()
+        self._parser.block.parse(text.replace("\0", "\ufffd"), self._parser, self._environment, blocks)
+        return iter(blocks.found())
 
     def parts(self, text: str) -> list[_Part]:
         """Returns the parts of the text of a block that are not just text, by their places."""
@@ -142,6 +144,34 @@ class _Parser:
             is_markup = name == "html_inline" or (kept and kept["mark"])
             self._found.append(_Part("markup" if is_markup else "code", begin, end))
         return True
+
+
+class _Blocks(list[Any]):
+    """The tokens of blocks, of which only their texts and lines stay. Owned by a parser.
+
+    A token takes twenty times as much memory as a short text.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: Any = None  # its text is set after it was added
+        self._texts = bytearray()
+        self._places = array("Q")  # of each text its length in bytes, and the number of its first line
+
+    def append(self, token: Any) -> None:
+        last, self._last = self._last, token
+        if last is not None and last.type == "inline" and last.map:
+            text = last.content.encode("utf-8", "surrogatepass")
+            self._texts += text
+            self._places.extend((len(text), last.map[0]))
+
+    def found(self) -> Iterator[tuple[str, int]]:
+        """Yields the texts, and the numbers of their first lines."""
+        self.append(None)
+        end, places = 0, iter(self._places)
+        for length, line in zip(places, places, strict=True):
+            begin, end = end, end + length
+            yield self._texts[begin:end].decode("utf-8", "surrogatepass"), line
 
 
 def _skip_lines(state: Any, silent: bool) -> bool:  # noqa: ARG001
@@ -201,40 +231,62 @@ class MarkdownDocument(Document):
     """Markdown: the text of a paragraph, heading or cell is a segment, and so is that of a picture."""
 
     def __init__(self, content: bytes, path: Path) -> None:
-        self._encoding, text = decoded(content, path)
-        self._flows = Flows(_escaped, is_tight=True)
-        parser = _Parser(path)
-        begins = [0, *(found.end() for found in LINE_BREAK.finditer(text))]
-        lines = LINE_BREAK.split(text)
-        front = _FRONT_MATTER.match("\n".join(lines))
-        num_left_out = front[0].count("\n") + 1 if front else 0
+        self.encoding, self._text = decoded(content, path)
+        self._parser = _Parser(path)
+
+    def parts(self) -> Iterator[Part]:
+        text, parser, flows = self._text, self._parser, Flows(_escaped, is_tight=True)
+        lines = _Lines(text)
         end = 0  # of what was added
-        for block, line in parser.blocks("\n".join([""] * num_left_out + lines[num_left_out:])):
-            if places := _places(block, lines, begins, line, end):
-                self._flows.end(text[end : places[0][1]])
-                adder = _Adder(self._flows, text, block, places)
+        for block, line in parser.blocks(_without_front_matter(text)):
+            if places := _places(block, lines, line, end):
+                flows.end(text[end : places[0][1]])
+                adder = _Adder(flows, text, block, places)
                 adder.add(_with_html(parser.parts(block), block))
                 end = adder.place_of(len(block))
-        self._flows.end(text[end:])
-        self.segments = self._flows.segments
-
-    def content(self) -> bytes:
-        return self._flows.written().encode(self._encoding)
+                yield flows.part()
+        flows.end(text[end:])
+        yield flows.part()
 
 
-def _places(
-    block: str, lines: Sequence[str], begins: Sequence[int], line: int, end: int
-) -> list[tuple[int, int]]:
+def _without_front_matter(text: str) -> str:
+    """Returns a text with single line breaks, and with empty lines in place of its front matter."""
+    whole = text.replace("\r\n", "\n").replace("\r", "\n")
+    if front := _FRONT_MATTER.match(whole):
+        return "\n" * (front[0].count("\n") + 1) + whole[front.end() + 1 :]
+    return whole
+
+
+class _Lines:
+    """The lines of a text, of which only the beginnings are kept. Owned by a document.
+
+    Attributes:
+        begins: Where each begins.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self.begins = array("Q", [0])
+        self.begins.extend(found.end() for found in LINE_BREAK.finditer(text))
+
+    def __len__(self) -> int:
+        return len(self.begins)
+
+    def __getitem__(self, number: int) -> str:
+        end = self.begins[number + 1] if number + 1 < len(self) else None
+        return self._text[self.begins[number] : end].rstrip("\r\n")
+
+
+def _places(block: str, lines: _Lines, line: int, end: int) -> list[tuple[int, int]]:
     """Returns where each line of a block begins in it, and in the file; empty if it is not there as it is.
 
     Args:
         block: Its text, without what stands before it in lines of quotations and lists.
         lines: The lines of the file.
-        begins: Where they begin.
         line: The number of its first line.
         end: Where the block before it ends.
     """
-    places, offset = list[tuple[int, int]](), 0
+    begins, places, offset = lines.begins, list[tuple[int, int]](), 0
     for number, part in enumerate(block.split("\n"), line):
         before = max(end - begins[number], 0) if number < len(lines) else 0
         found = lines[number].find(part, before) if number < len(lines) else -1

@@ -10,13 +10,13 @@ from __future__ import annotations
 import html
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from seq2seq_serve.documents.alignment import formatted
 from seq2seq_serve.documents.fixed import with_fixed
-from seq2seq_serve.documents.segments import Segment, TextSpan, has_choice, has_words
+from seq2seq_serve.documents.segments import Part, Segment, TextSpan, has_choice, has_words
 from seq2seq_serve.documents.spans import (
     NO_TAG,
     Here,
@@ -32,6 +32,8 @@ from seq2seq_serve.documents.spans import (
 MAX_COPIES = 4  # how often the markup of a text may be written around parts of its translation
 
 _NEAR = 32  # events before a text among which the begin of a range is placed
+_MOST_TOKENS = 256  # of a part without texts
+_TAG_NAME = re.compile(r"<([^\s/>]+)")
 _LONG_NUMBER = re.compile(r"&#[0-9]{1000,}+;?")  # has more digits than `html.unescape` reads
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -64,6 +66,7 @@ class _Flow:
         escape: Returns how a text is written.
         is_tight: Whether tags stand next to their words, and white space outside of them.
         is_ordered: Whether markup that belongs to no text stays in its order.
+        closes: The ends of tags that began before the flow and end in it.
         translated: Replaces the texts.
     """
 
@@ -76,11 +79,16 @@ class _Flow:
     escape: Callable[[str], str]
     is_tight: bool
     is_ordered: bool
+    closes: Mapping[Tag, str]
     translated: Sequence[TextSpan] | None = None
 
     def translate(self, pieces: Sequence[TextSpan]) -> None:
         """Replaces the texts, each of which has the formatting of its number."""
         self.translated = pieces
+
+    def close(self, tag: Tag) -> str:
+        """Returns the end of a tag."""
+        return self.closes.get(tag, tag.close)
 
     def markup(self) -> str:
         """Returns what is written, with a translation if there is one."""
@@ -119,7 +127,8 @@ class _Flow:
             if here is not None:
                 events.append((_TEXT, its, text, here))
                 num_tagged += sum(map(len, here.around or ()))
-                num_tagged += sum(len(tag.close) for tag in closing) + sum(len(tag.open) for tag in opening)
+                num_tagged += sum(len(self.close(tag)) for tag in closing)
+                num_tagged += sum(len(tag.open) for tag in opening)
             place = its
             if max_length is not None and num_tagged > max_length:
                 return None
@@ -181,7 +190,7 @@ class _Writer:
                 if tag in hidden:
                     hidden.discard(tag)
                 else:
-                    self._written.append(tag.close)
+                    self._written.append(self._flow.close(tag))
                 place = tag.around or NO_TAG
             elif here is not None:
                 self._write_text(text, here)
@@ -253,7 +262,7 @@ class _Writer:
             self._waiting.setdefault(self._around.get(mark.place, mark.place), []).append(mark)
         goes_on = number + 1 < len(self._events) and self._events[number + 1][0] == _TEXT
         if place.is_run and place.around in self._waiting and goes_on:
-            self._written.append(place.close)
+            self._written.append(self._flow.close(place))
             self._write_waiting(place.around)
             self._written.append(place.open)
         self._write_waiting(place)
@@ -274,7 +283,7 @@ class _Writer:
     def _move(self, one: Tag, other: Tag) -> Tag:
         """Writes the tags between two places, without those that had texts, and have none now."""
         closing, opening = between(one, other)
-        self._written += [tag.close for tag in closing if tag.is_run or not tag.has_text]
+        self._written += [self._flow.close(tag) for tag in closing if tag.is_run or not tag.has_text]
         self._written += [tag.open for tag in opening if tag.is_run or not tag.has_text]
         return other
 
@@ -291,7 +300,12 @@ def escaped_xml(text: str) -> str:
 
 
 class Flows:
-    """Cuts markup into flows, and adds a segment for each that has words. Owned by a document."""
+    """Cuts markup into flows, and adds a segment for each that has words. Owned by a document.
+
+    Attributes:
+        segments: Those of the flows that ended after the last part.
+        has_words: Whether the present flow has words.
+    """
 
     def __init__(
         self,
@@ -311,22 +325,36 @@ class Flows:
         self._tokens: list[Here | Tag | str] = []
         self._pieces: list[TextSpan] = []
         self._kept: list[range] = []
-        self._has_words = False
+        self._closes: dict[Tag, str] = {}
+        self.has_words = False
 
-    def written(self) -> str:
-        """Returns all markup, with the texts as they are now."""
-        return "".join(map(_written, self._parts))
+    @property
+    def is_ready(self) -> bool:
+        """Whether enough has ended for a part."""
+        return bool(self.segments) or len(self._parts) > _MOST_TOKENS
+
+    def part(self, changed: Callable[[str], str] = str) -> Part:
+        """Returns a part of what has ended after the last part.
+
+        Args:
+            changed: Returns what is written for the markup with the texts as they are then.
+        """
+        segments, tokens = self.segments, self._parts
+        self.segments, self._parts = [], []
+        return Part(segments, lambda: changed("".join(map(_written, tokens))))
 
     def add_text(self, markup: str, text: str, around: tuple[str, str] = ("", "")) -> None:
         """Adds a text, and what is written around its translations."""
         self._add(Here(markup, self._place, around, text, number=self._num_texts))
-        self._has_words = self._has_words or has_words(text)
+        self.has_words = self.has_words or has_words(text)
         if self._names and not text.isspace():
             self._place.has_text = True
 
-    def add_fixed(self, markup: str, text: str) -> None:
+    def add_fixed(self, markup: str, text: str) -> Here:
         """Adds markup with a text that belongs to a sentence, but is not translated, such as code."""
-        self._add(Here(markup, self._place, ("", ""), text, is_fixed=True, number=self._num_texts))
+        here = Here(markup, self._place, ("", ""), text, is_fixed=True, number=self._num_texts)
+        self._add(here)
+        return here
 
     def add_markup(self, markup: str, *, begins: bool | None = None) -> None:
         """Adds markup that neither ends a text nor formats one, such as a comment.
@@ -339,7 +367,9 @@ class Flows:
 
     def open(self, markup: str, name: str, *, is_single: bool = False, is_run: bool = False) -> Tag:
         """Adds a tag that formats the texts inside; one that is single is never written twice."""
-        depth, close = self._place.depth + 1, f"</{name}>"
+        found = _TAG_NAME.match(markup)
+        close = f"</{found[1]}>" if found else markup
+        depth = self._place.depth + 1
         self._place = Tag(markup, close, self._place, depth, is_single, is_run, self._num_texts)
         self._names.append(name)
         self._num_open[name] += 1
@@ -365,24 +395,30 @@ class Flows:
             self._num_open[innermost] -= 1
             self._leave()
         self._num_open[name] -= 1
-        self._place.close = markup
+        if self._place.first < self._num_before:  # flows before may be written already
+            self._closes[self._place] = markup
+        else:
+            self._place.close = markup
         self._leave()
         self._tokens.append(markup)
 
     def end(self, markup: str | Tag = "") -> None:
         """Ends a flow: what follows belongs to other texts."""
-        if self._has_words and not has_choice("".join(text for text, _ in self._pieces)):
+        if self.has_words and not has_choice("".join(text for text, _ in self._pieces)):
             tokens, pieces, kept = self._tokens, self._pieces, self._kept
-            flow = _Flow(self._begin, self._place, tokens, pieces, kept, self._num_texts, *self._how)
+            flow = _Flow(
+                self._begin, self._place, tokens, pieces, kept, self._num_texts, *self._how, self._closes
+            )
             self._parts.append(flow)
             self.segments.append(Segment(pieces, flow.translate, kept))
-            self._tokens, self._pieces, self._kept = [], [], []
+            self._tokens, self._pieces, self._kept, self._closes = [], [], [], {}
         else:
             self._parts += self._tokens
             self._tokens.clear()
             self._pieces.clear()
             self._kept.clear()
-        self._has_words, self._num_before = False, self._num_texts
+            self._closes.clear()
+        self.has_words, self._num_before = False, self._num_texts
         self._begin = self._place
         self._parts.append(markup)
 

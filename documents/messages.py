@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from seq2seq_serve.bundle.placeholders import placeholders
 from seq2seq_serve.documents.segments import (
-    LINE_BREAK,
     Document,
+    Part,
     Segment,
     TextSpan,
     decoded,
     has_choice,
     has_words,
+    lines_of,
     wrong_file,
 )
 
@@ -36,6 +37,8 @@ class _Message:
     """A message of gettext. Owned by its document.
 
     Attributes:
+        before: What is written before it.
+        lines: Its lines, with the comments before it.
         begin: The number of its first line, after its comments.
         flags: The number of the line with its flags.
         targets: The numbers of the lines with its translation.
@@ -44,6 +47,8 @@ class _Message:
         forms: The lines of each of them.
     """
 
+    before: str = ""
+    lines: list[str] = field(default_factory=list)
     begin: int | None = None
     flags: int | None = None
     targets: list[int] = field(default_factory=list)
@@ -61,8 +66,11 @@ class _Message:
         self.forms[form][place] = "".join(text for text, _ in pieces)
         self.is_translated = True
 
-    def write(self, lines: list[str | None], newline: str) -> None:
-        """Replaces the translation among the lines of the file."""
+    def written(self, newline: str) -> str:
+        """Returns its lines, with the translation if there is one."""
+        if not self.is_translated:
+            return self.before + newline.join(self.lines)
+        lines: list[str | None] = [*self.lines]
         first, *others = self.targets
         for number in others:
             lines[number] = None
@@ -78,6 +86,7 @@ class _Message:
                 lines[self.begin or 0] = f"#, fuzzy{newline}{lines[self.begin or 0]}"
             elif "fuzzy" not in (flags := lines[self.flags] or ""):
                 lines[self.flags] = f"{flags.rstrip()}, fuzzy"
+        return self.before + newline.join(line for line in lines if line is not None)
 
 
 class Messages(Document):
@@ -87,26 +96,29 @@ class Messages(Document):
     """
 
     def __init__(self, content: bytes, path: Path) -> None:
-        self._encoding, text = decoded(content, path)
-        self._newline = "\r\n" if "\r\n" in text else "\n"
-        self._lines = LINE_BREAK.split(text)
-        self._messages: list[_Message] = []
+        self.encoding, self._text = decoded(content, path)
+        self._path = path
+        self._newline = "\r\n" if "\r\n" in self._text else "\n"
         self._num_forms = 2
-        self.segments = []
+
+    def parts(self) -> Iterator[Part]:
         message, values = _Message(), list[str]()
-        for number, line in enumerate([*self._lines, ""]):
+        for line_number, (line, _) in enumerate(lines_of(self._text), 1):
             shown = line.strip()
             found = _MESSAGE_LINE.fullmatch(shown)
             keyword = found[1] if found else None
             if message.targets and (not found or keyword in ("msgctxt", "msgid")):
-                self._add(message, path)
-                message = _Message()
+                yield self._part(message)
+                message = _Message(before=self._newline)
+            number = len(message.lines)
+            message.lines.append(line)
             if shown.startswith("#,"):
                 message.flags = number
             if not shown or shown[0] == "#":
                 continue
             if found is None or (keyword is None and message.begin is None):
-                raise wrong_file(path, f"the file is not a file of gettext (.po): see line {number + 1}")
+                text = f"the file is not a file of gettext (.po): see line {line_number}"
+                raise wrong_file(self._path, text)
             if message.begin is None:
                 message.begin = number
             if keyword is not None:
@@ -114,16 +126,14 @@ class Messages(Document):
             values.append(_ESCAPE.sub(lambda one: _ESCAPED.get(one[1], one[0]), found[3]))
             if message.targets or (keyword or "").startswith("msgstr"):
                 message.targets.append(number)
+        yield self._part(message)
 
-    def content(self) -> bytes:
-        lines: list[str | None] = [*self._lines]
-        for message in self._messages:
-            if message.is_translated:
-                message.write(lines, self._newline)
-        return self._newline.join(line for line in lines if line is not None).encode(self._encoding)
+    def _part(self, message: _Message) -> Part:
+        """Returns the part of a message, which has segments if it does not have a translation."""
+        segments = self._segments(message) if message.targets else []
+        return Part(segments, partial(message.written, self._newline))
 
-    def _add(self, message: _Message, path: Path) -> None:
-        """Adds the segments of a message without a translation."""
+    def _segments(self, message: _Message) -> list[Segment]:
         source, plural = message.text("msgid"), message.text("msgid_plural")
         if not source and (forms := _NUM_FORMS.search(message.text("msgstr"))):  # the header
             self._num_forms = int(forms[1][:4])
@@ -131,19 +141,20 @@ class Messages(Document):
                 text = (
                     f"nplurals is {forms[1][:12]} in its header, and can be at most {_MAX_FORMS}: correct it"
                 )
-                raise wrong_file(path, text)
+                raise wrong_file(self._path, text)
         if any(message.text(keyword) for keyword in message.values if keyword.startswith("msgstr")):
-            return
-        self._messages.append(message)
+            return []
         num_forms = self._num_forms if plural else 1
         message.sources = [plural] * num_forms if plural else [source]
         if num_forms > 1:
             message.sources[0] = source
+        segments = list[Segment]()
         for form, text in enumerate(message.sources):
             message.forms.append(text.split("\n"))
             for place, line in enumerate([] if has_choice(text) else message.forms[-1]):
                 if has_words(line):
-                    self.segments.append(Segment([(line, 0)], partial(message.translate, form, place)))
+                    segments.append(Segment([(line, 0)], partial(message.translate, form, place)))
+        return segments
 
 
 def has_placeholders(target: str, message: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from html import escape
@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 from seq2seq_serve.documents.archive import Archive
 from seq2seq_serve.documents.elements import BEGIN, Event, Names, XmlTexts, named
-from seq2seq_serve.documents.segments import Document, TextSpan, wrong_file
+from seq2seq_serve.documents.segments import Document, Part, TextSpan, wrong_file
 from seq2seq_serve.documents.spans import Tag
 
 _DRAWING = "http://schemas.openxmlformats.org/drawingml/2006/main "
@@ -56,12 +56,11 @@ class _Part(XmlTexts):
     def has_text(self, event: Event) -> bool:
         return event.name in self.begin
 
-    def content(self) -> bytes:
-        written = self._flows.written()
+    def changed(self, markup: str) -> str:
         if self.target_language:
             for pattern in self.languages:
-                written = pattern.sub(rf"\g<1>{escape(self.target_language)}", written)
-        return written.encode(self._encoding, "xmlcharrefreplace")
+                markup = pattern.sub(rf"\g<1>{escape(self.target_language)}", markup)
+        return markup
 
 
 class _Drawing(_Part):
@@ -128,13 +127,17 @@ class Spreadsheet(_OfficeFile):
 
     def __init__(self, content: bytes, path: Path, *limits: int) -> None:
         super().__init__(content, path, *limits)
-        columns = set[str]()
+        columns = self._columns = set[str]()
         for name, kind in self._kinds_of_parts().items():
             for event in self._elements(name) if kind in ("table", "pivotCacheDefinition") else ():
                 if event.local in ("tableColumn", "cacheField"):
                     column = event.attributes.get("name", "").replace("_x000a_", "\n")
                     columns |= {" ".join(line.split()) for line in (column, *column.split("\n"))}
-        self.segments = [segment for segment in self.segments if segment.text not in columns]
+
+    def parts(self) -> Iterator[Part]:
+        for part in super().parts():
+            part.segments = [segment for segment in part.segments if segment.text not in self._columns]
+            yield part
 
     def _names_of_texts(self) -> Iterable[str]:
         super()._names_of_texts()
@@ -145,7 +148,7 @@ class Spreadsheet(_OfficeFile):
 
     def _has_strings(self, name: str) -> bool:
         """Whether the cells of a sheet may have strings, which are among those of the file otherwise."""
-        with self._archive.open(name) as stream:
+        with self.archive.open(name) as stream:
             before = b""
             while chunk := stream.read(_CHUNK_BYTES):
                 if b"inlineStr" in before + chunk:
@@ -171,8 +174,13 @@ class _OpenText(_Part):
     )
 
     def __init__(self, content: bytes, path: Path, part: str = "") -> None:
-        self._cells: list[tuple[Tag | None, int]] = []  # with a value of its own, and the segments before it
+        # With a value of its own, and the segments of the present part before it
+        self._cells: list[tuple[Tag | None, int]] = []
         super().__init__(content, path, part)
+
+    @property
+    def is_held(self) -> bool:
+        return bool(self._cells)
 
     def outside(self, event: Event) -> str | Tag:
         if event.name != _CELL:

@@ -7,13 +7,13 @@ import html
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from seq2seq_serve.documents.markup import Flows, unescaped
-from seq2seq_serve.documents.segments import LETTER, Document, Segment, TextSpan
+from seq2seq_serve.documents.segments import LETTER, Document, Part, Segment, TextSpan
 from seq2seq_serve.documents.spans import Tag
 
 # What does not end goes on to the end of the file.
@@ -37,7 +37,8 @@ FORMATTING = frozenset(_FORMATTING_NAMES.split())
 FIXED = frozenset(["code", "kbd"])
 _OTHERS = frozenset(["a", "abbr", "acronym", "data", "label", "q", "rp", "rt", "ruby", "time"])
 INLINE = FORMATTING | FIXED | _OTHERS
-_LEFT_OUT = frozenset(["math", "noscript", "pre", "script", "style", "svg", "template", "textarea"])
+_DRAWN = frozenset(["math", "svg"])  # formulas and pictures, which stand within a sentence
+_LEFT_OUT = _DRAWN | {"noscript", "pre", "script", "style", "template", "textarea"}
 _VOID = frozenset(
     ["area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"]
 )
@@ -53,25 +54,35 @@ _BUTTONS = frozenset(["button", "reset", "submit"])
 
 
 class HtmlDocument(Document):
-    """HTML: the text between two blocks, line breaks or pictures is a segment, and so are some attributes.
+    """HTML: the text between two blocks or line breaks is a segment, and so are some attributes.
+
+    A picture or formula belongs to a sentence that has a word and a space before it, and ends others.
 
     Its encoding is the given one, or the one that its content says.
     """
 
+    errors = "xmlcharrefreplace"
+
     def __init__(self, content: bytes, path: Path, encoding: str = "") -> None:  # noqa: ARG002
-        self._encoding, text = (encoding, content.decode(encoding)) if encoding else _decoded_page(content)
+        self.encoding, self._text = (
+            (encoding, content.decode(encoding)) if encoding else _decoded_page(content)
+        )
         self._flows = Flows(is_tight=True)
-        self._attributes: list[Segment] = []
         self._languages: list[Callable[[Sequence[TextSpan]], None]] = []  # write that of the page
         self._num_open = Counter[str]()  # elements around the place, by their names
         self._left_out = ""  # the one of them that is left out, with those inside
         self._num_inside = Counter[str]()
         self._fixed: list[str] = []  # its markup, if it stands within a sentence
         self._fixed_texts: list[str] = []
-        place = 0
+        self._is_apart = False  # whether white space is before the tag
+
+    def parts(self) -> Iterator[Part]:
+        text, place = self._text, 0
         while found := _MARKUP.search(text, place):
             if found.start() > place:
                 self._add_text(text[place : found.start()])
+            if self._flows.is_ready:
+                yield self._part()
             name, place = (found[2] or "").lower(), found.end()
             if not name and self._fixed:
                 self._fixed.append(found[0])
@@ -80,6 +91,7 @@ class HtmlDocument(Document):
             elif found[1]:
                 self._end(found[0], name)
             else:
+                self._is_apart = text[found.start() - 1 : found.start()].isspace()
                 self._start(found[0], name)
                 if name in _ENDS:
                     end = _ENDS[name].search(text, place)
@@ -88,13 +100,21 @@ class HtmlDocument(Document):
         self._add_text(text[place:])
         self._break_fixed()
         self._flows.end()
-        self.segments = self._flows.segments + self._attributes
+        yield self._part()
 
-    def content(self) -> bytes:
-        if self.target_language:
-            for write in self._languages:
-                write([(self.target_language, 0)])
-        return self._flows.written().encode(self._encoding, "xmlcharrefreplace")
+    def _part(self) -> Part:
+        part = self._flows.part()
+        if languages := self._languages:
+            self._languages = []
+            part.written = partial(self._with_language, part.written, languages)
+        return part
+
+    def _with_language(
+        self, written: Callable[[], str], languages: Sequence[Callable[[Sequence[TextSpan]], None]]
+    ) -> str:
+        for write in languages if self.target_language else ():
+            write([(self.target_language, 0)])
+        return written()
 
     def _add_text(self, text: str) -> None:
         if self._fixed:
@@ -110,9 +130,10 @@ class HtmlDocument(Document):
         is_empty = name in _VOID or markup.endswith("/>")
         values = {} if self._left_out else _values(markup, len(name) + 1)
         if self._left_out or name in _LEFT_OUT or name in FIXED or _is_untranslated(values):
-            if name not in INLINE:
+            is_inline = name in INLINE or (name in _DRAWN and self._is_within)
+            if not is_inline and self._left_out not in _DRAWN:
                 self._break_fixed()
-            if self._fixed or (name in INLINE and not is_empty and not self._left_out):
+            if self._fixed or (is_inline and not is_empty and not self._left_out):
                 self._fixed.append(markup)
             else:
                 self._flows.end(markup)
@@ -124,10 +145,19 @@ class HtmlDocument(Document):
         if name in INLINE:
             is_single = name not in FORMATTING or "id" in values or "name" in values
             tag = self._flows.open(markup, name, is_single=is_single)
+        elif name == "img" and self._is_within:
+            picture = self._flows.add_fixed(markup, "")
+            self._add_attributes(markup, partial(setattr, picture, "markup"), name, values)
+            return
         else:
             tag = Tag(markup, "")
             self._flows.end(tag)
-        self._add_attributes(tag, name, values)
+        self._add_attributes(markup, partial(setattr, tag, "open"), name, values)
+
+    @property
+    def _is_within(self) -> bool:
+        """Whether a picture or formula stands within a sentence, after a word and a space."""
+        return self._is_apart and self._flows.has_words
 
     def _end(self, markup: str, name: str) -> None:
         """Adds the end of an element. That of one around an element that is left out also ends this one."""
@@ -140,7 +170,8 @@ class HtmlDocument(Document):
             if not self._fixed:
                 self._flows.end(markup)
             elif is_over:
-                self._flows.add_fixed("".join([*self._fixed, markup]), unescaped("".join(self._fixed_texts)))
+                text = "" if name == "svg" else unescaped("".join(self._fixed_texts))
+                self._flows.add_fixed("".join([*self._fixed, markup]), text)
                 self._fixed.clear()
                 self._fixed_texts.clear()
             else:
@@ -162,7 +193,9 @@ class HtmlDocument(Document):
             self._fixed.clear()
             self._fixed_texts.clear()
 
-    def _add_attributes(self, tag: Tag, name: str, values: Mapping[str, re.Match[str]]) -> None:
+    def _add_attributes(
+        self, tag: str, replace: Callable[[str], None], name: str, values: Mapping[str, re.Match[str]]
+    ) -> None:
         """Adds the attributes of a tag that are shown, and the language of the page."""
         parts, end = list[str](), 0
         for attribute, value in values.items():
@@ -171,14 +204,14 @@ class HtmlDocument(Document):
                 is_language or (_is_shown(attribute, name, values) and LETTER.search(text))
             ):
                 continue
-            parts += [tag.open[end : value.start(2)], value[2]]
+            parts += [tag[end : value.start(2)], value[2]]
             end = value.end(2)
-            write = partial(_write_attribute, tag, parts, len(parts) - 1)
+            write = partial(_write_attribute, replace, parts, len(parts) - 1)
             if is_language:
                 self._languages.append(write)
             else:
-                self._attributes.append(Segment([(text, 0)], write))
-        parts.append(tag.open[end:])
+                self._flows.segments.append(Segment([(text, 0)], write))
+        parts.append(tag[end:])
 
 
 def _values(tag: str, place: int) -> dict[str, re.Match[str]]:
@@ -205,10 +238,12 @@ def _is_shown(attribute: str, name: str, values: Mapping[str, re.Match[str]]) ->
     return attribute in _SHOWN
 
 
-def _write_attribute(tag: Tag, parts: list[str], place: int, pieces: Sequence[TextSpan]) -> None:
+def _write_attribute(
+    replace: Callable[[str], None], parts: list[str], place: int, pieces: Sequence[TextSpan]
+) -> None:
     """Replaces a part of a tag, the value of an attribute."""
     parts[place] = '"' + html.escape("".join(text for text, _ in pieces)) + '"'
-    tag.open = "".join(parts)
+    replace("".join(parts))
 
 
 def _value(attribute: re.Match[str]) -> str:

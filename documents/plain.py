@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from seq2seq_serve.documents.segments import LETTER, LINE_BREAK, Document, Segment, TextSpan, decoded
+from seq2seq_serve.documents.segments import (
+    LETTER,
+    Document,
+    Part,
+    Segment,
+    TextSpan,
+    decoded,
+    lines_of,
+    unchanged,
+)
 
 
 class Plain(Document):
     """A plain text (.txt) in UTF-8, whose lines with letters are segments."""
 
     def __init__(self, content: bytes, path: Path) -> None:
-        self._encoding, text = decoded(content, path)
-        self._parts: list[str] = []  # lines, and the breaks after them
-        end = 0
-        for found in LINE_BREAK.finditer(text):
-            self._parts += [text[end : found.start()], found[0]]
-            end = found.end()
-        self._parts.append(text[end:])
-        self.segments = [
-            Segment([(line, 0)], partial(self._write, place))
-            for place, line in enumerate(self._parts)
-            if LETTER.search(line)
-        ]
+        self.encoding, self._text = decoded(content, path)
 
-    def content(self) -> bytes:
-        return "".join(self._parts).encode(self._encoding)
+    def parts(self) -> Iterator[Part]:
+        for line, after in lines_of(self._text):
+            if LETTER.search(line):
+                written = [line]
+                segment = Segment([(line, 0)], partial(_replace, written))
+                yield Part([segment], partial("".join, written))
+            else:
+                yield unchanged(line)
+            yield unchanged(after)
 
-    def _write(self, place: int, pieces: Sequence[TextSpan]) -> None:
-        self._parts[place] = "".join(text for text, _ in pieces)
+
+def _replace(written: list[str], pieces: Sequence[TextSpan]) -> None:
+    written[:] = [text for text, _ in pieces]

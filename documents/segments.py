@@ -8,11 +8,14 @@ list for each text. (Beautiful Soup, polib and python-docx take time in the squa
 from __future__ import annotations
 
 import codecs
+import io
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import IO, ClassVar
 
 from seq2seq_serve.bundle.placeholders import placeholders
 from seq2seq_serve.documents.alignment import formatted, longest
@@ -23,7 +26,7 @@ COMPRESSED = ".gz"  # how the names of compressed files end
 TextSpan = tuple[str, int]  # a text, and the number of its formatting within the segment
 
 MAX_BYTES = 32 * 2**20  # of the texts of a document with their markup
-MAX_MARKS = 1_000_000  # tags and lines of a document, each of which takes up to a kilobyte of memory
+MAX_MARKS = 1_000_000  # tags and lines of a document, each of which takes up to a kilobyte where all are held
 
 LETTER = re.compile(r"[^\W\d_]")
 LINE_BREAK = re.compile(r"\r\n|\r|\n")
@@ -97,14 +100,14 @@ def options_by_kind(
     """
     found: dict[TextKind, GenerateOptions] = {}
     for is_formatted in (False, True):
-        its = with_word_alignment(options, has_attention=has_attention and is_formatted)
+        its = _with_word_alignment(options, has_attention=has_attention and is_formatted)
         kept = GenerateOptions(keep_placeholders=keeps_placeholders and not options.temperature)
         kept.MergeFrom(its)
         found |= {(is_formatted, False): its, (is_formatted, True): kept}
     return found
 
 
-def with_word_alignment(options: GenerateOptions, *, has_attention: bool) -> GenerateOptions:
+def _with_word_alignment(options: GenerateOptions, *, has_attention: bool) -> GenerateOptions:
     """Returns the options of a `FormattedText`: those given, and word alignment where there is attention."""
     aligned = GenerateOptions()
     aligned.CopyFrom(options)
@@ -158,20 +161,92 @@ class Segment:
         self.write(pieces)
 
 
+@dataclass(slots=True)
+class Part:
+    """A part of a document.
+
+    Attributes:
+        segments: The texts to translate. When those of this part and of all before it are translated, it can
+            be written.
+        written: Returns what is written now.
+    """
+
+    segments: Sequence[Segment]
+    written: Callable[[], str]
+
+
+def unchanged(text: str) -> Part:
+    """Returns a part that is written as it is."""
+    return Part((), text.__str__)
+
+
+class Output:
+    """Writes the parts of a document to a stream.
+
+    Args:
+        stream: Where to write.
+        encoding: Of the file.
+        errors: What to do with characters that the encoding does not have.
+    """
+
+    def __init__(self, stream: IO[bytes], encoding: str, errors: str) -> None:
+        self._stream = stream
+        self._encoder = codecs.getincrementalencoder(encoding)(errors)
+
+    def add(self, part: Part) -> None:
+        """Writes the next part."""
+        self._stream.write(self._encoder.encode(part.written()))
+
+    def close(self) -> None:
+        """Writes the end."""
+        self._stream.write(self._encoder.encode("", final=True))
+
+
 class Document(ABC):
     """A file whose texts are translated in place. Owned by the command.
 
+    It is read part by part, so that a caller that writes each part as soon as it is translated holds only a
+    few of them. `segments` and `content` are for callers that hold all.
+
     Attributes:
-        segments: The texts to translate, in the order of the file.
+        encoding: That of the file.
+        errors: What to do with characters of translations that the encoding does not have.
         target_language: The tag of the language (BCP 47) of its translations; empty if it is not known.
     """
 
-    segments: list[Segment]
+    encoding: str
+    errors: ClassVar[str] = "strict"
     target_language: str = ""
 
     @abstractmethod
+    def parts(self) -> Iterator[Part]:
+        """Reads the file, once, and yields its parts in their order.
+
+        Raises:
+            WrongFile: The content is not what the name of the file says.
+        """
+
+    def output(self, stream: IO[bytes]) -> Output:
+        """Returns what writes the parts to a stream."""
+        return Output(stream, self.encoding, self.errors)
+
+    @cached_property
+    def _parts(self) -> list[Part]:
+        return list(self.parts())
+
+    @property
+    def segments(self) -> list[Segment]:
+        """All texts to translate, in the order of the file; raises as `parts`."""
+        return [segment for part in self._parts for segment in part.segments]
+
     def content(self) -> bytes:
         """Returns the content of the file with the texts as they are now."""
+        stream = io.BytesIO()
+        output = self.output(stream)
+        for part in self._parts:
+            output.add(part)
+        output.close()
+        return stream.getvalue()
 
 
 def check_marks(
@@ -182,6 +257,15 @@ def check_marks(
     number = sum(content.count(mark) for content in contents for mark in every)
     if number > most:
         raise wrong_file(path, f"the file has {number} tags and lines, and at most {most} are read: split it")
+
+
+def lines_of(text: str) -> Iterator[tuple[str, str]]:
+    """Yields the lines of a text, each with the break after it; the last one has none."""
+    end = 0
+    for found in LINE_BREAK.finditer(text):
+        yield text[end : found.start()], found[0]
+        end = found.end()
+    yield text[end:], ""
 
 
 def decoded(content: bytes, path: Path) -> tuple[str, str]:

@@ -7,12 +7,22 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
 from seq2seq_serve.documents.markup import Flows
-from seq2seq_serve.documents.segments import LETTER, LINE_BREAK, Document, Segment, TextSpan, decoded
+from seq2seq_serve.documents.segments import (
+    LETTER,
+    Document,
+    Part,
+    Segment,
+    TextSpan,
+    decoded,
+    lines_of,
+    unchanged,
+)
 
 _FIELDS = 10  # of an event, where the file does not say it
 _PART = re.compile(r"(\{[^{}]*\})|((?:[^{]|\{(?![^{}]*\}))++)")
@@ -24,73 +34,60 @@ _CODE = re.compile(r"\{[^{}]*\}")
 _SPEAKER = re.compile(r"((?:\{[^{}]*\}|\s)*+[-–—]\s*+)(.*+)", re.DOTALL)  # begins a line of another speaker
 
 
-class _Line:
-    """A line of an event, or several that one speaker has. Owned by its document."""
+def _line(text: str) -> Part:
+    """Returns the part of a line of an event, or of several that one speaker has."""
+    num_lines = 1 + len(_BREAK.findall(text))
+    if not _CODE.search(text):
+        shown, written = _SPACE.sub(" ", text), [text]
 
-    __slots__ = ("_flows", "_num_lines", "_text", "segments")
+        def write(pieces: Sequence[TextSpan]) -> None:
+            written[0] = _wrapped(_escaped("".join(text for text, _ in pieces)), num_lines)
 
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._num_lines = 1 + len(_BREAK.findall(text))
-        self._flows: Flows | None = None
-        if not _CODE.search(text):  # most have none, and take less memory so
-            shown = _SPACE.sub(" ", text)
-            self.segments = [Segment(((shown, 0),), self._write)] if LETTER.search(shown) else []
-            return
-        flows = self._flows = Flows(_escaped, is_ordered=True)
-        ends = {found[1]: found.start() for found in _STYLE.finditer(text) if found[2] == "0"}
-        opened = set[str]()
-        has_text = False
-        for part in _PART.finditer(text):
-            code, shown = part[1], part[2]
-            style = _STYLE.fullmatch(part[0])
-            if shown:
-                has_text = True
-                flows.add_text(shown, _SPACE.sub(" ", shown))
-            elif (
-                style and style[2] == "1" and style[1] not in opened and part.end() <= ends.get(style[1], -1)
-            ):
-                opened.add(style[1])
-                flows.open(code, style[1])
-            elif style and style[2] == "0" and style[1] in opened:
-                opened.remove(style[1])
-                flows.close(code, style[1])
-            elif has_text:
-                flows.add_markup(code)
-            else:
-                flows.end(code)
-        flows.end()
-        self.segments = flows.segments
+        segments = [Segment([(shown, 0)], write)] if LETTER.search(shown) else []
+        return Part(segments, partial("".join, written))
+    flows = Flows(_escaped, is_ordered=True)
+    ends = {found[1]: found.start() for found in _STYLE.finditer(text) if found[2] == "0"}
+    opened = set[str]()
+    has_text = False
+    for part in _PART.finditer(text):
+        code, shown = part[1], part[2]
+        style = _STYLE.fullmatch(part[0])
+        if shown:
+            has_text = True
+            flows.add_text(shown, _SPACE.sub(" ", shown))
+        elif style and style[2] == "1" and style[1] not in opened and part.end() <= ends.get(style[1], -1):
+            opened.add(style[1])
+            flows.open(code, style[1])
+        elif style and style[2] == "0" and style[1] in opened:
+            opened.remove(style[1])
+            flows.close(code, style[1])
+        elif has_text:
+            flows.add_markup(code)
+        else:
+            flows.end(code)
+    flows.end()
+    return flows.part(lambda markup: markup if markup == text else _wrapped(markup, num_lines))
 
-    def _write(self, pieces: Sequence[TextSpan]) -> None:
-        self._text = self._wrapped(_escaped("".join(text for text, _ in pieces)))
 
-    def written(self) -> str:
-        """Returns it as it is written now."""
-        written = self._text if self._flows is None else self._flows.written()
-        return written if self._flows is None or written == self._text else self._wrapped(written)
-
-    def _wrapped(self, written: str) -> str:
-        """Returns a text in as many lines as it had, of about the same length."""
-        if self._num_lines == 1 or not written:
-            return written
-        parts = [found[0] for found in _WORD.finditer(written)]
-        sizes = [len(_CODE.sub("", part)) for part in parts]
-        ends = [*accumulate(sizes)]
-        gaps = [number for number, part in enumerate(parts) if not part.strip(" ")]
-        middles = [ends[gap] - sizes[gap] / 2 for gap in gaps]
-        place = 0  # among the gaps
-        for number in range(1, self._num_lines):
-            middle = ends[-1] * number / self._num_lines
-            after = bisect_left(middles, middle, place)
-            if after == len(gaps) or (
-                after > place and middle - middles[after - 1] < middles[after] - middle
-            ):
-                after -= 1
-            if place <= after:
-                parts[gaps[after]] = r"\N"
-                place = after + 1
-        return "".join(parts)
+def _wrapped(written: str, num_lines: int) -> str:
+    """Returns a text in a number of lines of about the same length."""
+    if num_lines == 1 or not written:
+        return written
+    parts = [found[0] for found in _WORD.finditer(written)]
+    sizes = [len(_CODE.sub("", part)) for part in parts]
+    ends = [*accumulate(sizes)]
+    gaps = [number for number, part in enumerate(parts) if not part.strip(" ")]
+    middles = [ends[gap] - sizes[gap] / 2 for gap in gaps]
+    place = 0  # among the gaps
+    for number in range(1, num_lines):
+        middle = ends[-1] * number / num_lines
+        after = bisect_left(middles, middle, place)
+        if after == len(gaps) or (after > place and middle - middles[after - 1] < middles[after] - middle):
+            after -= 1
+        if place <= after:
+            parts[gaps[after]] = r"\N"
+            place = after + 1
+    return "".join(parts)
 
 
 class StyledSubtitles(Document):
@@ -100,12 +97,11 @@ class StyledSubtitles(Document):
     """
 
     def __init__(self, content: bytes, path: Path) -> None:
-        self._encoding, text = decoded(content, path)
-        self._parts: list[str | _Line] = []
-        self.segments: list[Segment] = []
-        num_fields, is_event, end = _FIELDS, False, 0
-        for found in LINE_BREAK.finditer(text + "\n"):
-            line, begin, end = text[end : found.start()], end, found.end()
+        self.encoding, self._text = decoded(content, path)
+
+    def parts(self) -> Iterator[Part]:
+        num_fields, is_event = _FIELDS, False
+        for line, after in lines_of(self._text):
             kind, _, rest = line.partition(":")
             if line.startswith("["):
                 is_event = line.strip().lower() == "[events]"
@@ -116,35 +112,27 @@ class StyledSubtitles(Document):
                 and kind == "Dialogue"
                 and len(fields := line.split(",", num_fields - 1)) == num_fields
             ):
-                self._parts.append(text[begin : found.start() - len(fields[-1])])
-                self._add(fields[-1])
-                self._parts.append(text[found.start() : end])
+                yield unchanged(line.removesuffix(fields[-1]))
+                yield from _event(fields[-1])
+                yield unchanged(after)
                 continue
-            self._parts.append(text[begin:end])
+            yield unchanged(line + after)
 
-    def content(self) -> bytes:
-        written = [part if isinstance(part, str) else part.written() for part in self._parts]
-        return "".join(written).encode(self._encoding)
 
-    def _add(self, text: str) -> None:
-        """Adds the text of an event."""
-        if any(map(_DRAWN_OR_SUNG.search, _CODE.findall(text))):
-            self._parts.append(text)
-            return
-        shown = text.split(r"\N")
-        speakers = [_SPEAKER.fullmatch(line) for line in shown]
-        if len(shown) == 1 or not all(speakers):
-            self._add_line(text)
-            return
-        for number, speaker in enumerate(speakers):
-            if speaker:
-                self._parts.append(r"\N" * (number > 0) + speaker[1])
-                self._add_line(speaker[2])
-
-    def _add_line(self, text: str) -> None:
-        line = _Line(text)
-        self._parts.append(line)
-        self.segments += line.segments
+def _event(text: str) -> Iterator[Part]:
+    """Yields the parts of the text of an event."""
+    if any(map(_DRAWN_OR_SUNG.search, _CODE.findall(text))):
+        yield unchanged(text)
+        return
+    shown = text.split(r"\N")
+    speakers = [_SPEAKER.fullmatch(line) for line in shown]
+    if len(shown) == 1 or not all(speakers):
+        yield _line(text)
+        return
+    for number, speaker in enumerate(speakers):
+        if speaker:
+            yield unchanged(r"\N" * (number > 0) + speaker[1])
+            yield _line(speaker[2])
 
 
 def _escaped(text: str) -> str:

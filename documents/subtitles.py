@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from seq2seq_serve.documents.alignment import formatted
@@ -13,11 +12,13 @@ from seq2seq_serve.documents.markup import MAX_COPIES, unescaped
 from seq2seq_serve.documents.segments import (
     COMPRESSED,
     LETTER,
-    LINE_BREAK,
     Document,
+    Part,
     Segment,
     TextSpan,
     decoded,
+    lines_of,
+    unchanged,
 )
 from seq2seq_serve.documents.spans import NO_TAG, Here, Tag, between, close_gaps
 
@@ -34,45 +35,52 @@ class Subtitles(Document):
     """SubRip (.srt) or WebVTT (.vtt): each subtitle is a segment, or each of its lines that has a speaker."""
 
     def __init__(self, content: bytes, path: Path) -> None:
-        self._encoding, text = decoded(content, path)
+        self.encoding, self._text = decoded(content, path)
         self._is_vtt = path.name.lower().removesuffix(COMPRESSED).endswith(".vtt")
-        self._lines: list[str] = []
-        self.segments = []
-        lines = LINE_BREAK.split(text)
-        self._newline = "\r\n" if "\r\n" in text else "\n"
-        place = 0
-        while place < len(lines):
-            self._lines.append(lines[place])
-            place += 1
-            if not _TIMES.match(lines[place - 1]):
+
+    def parts(self) -> Iterator[Part]:
+        newline = "\r\n" if "\r\n" in self._text else "\n"
+        lines = (line for line, _ in lines_of(self._text))
+        before = ""
+        for line in lines:
+            yield unchanged(before + line)
+            before = newline
+            if not _TIMES.match(line):
                 continue
-            begin = place
-            while place < len(lines) and lines[place].strip():
-                place += 1
-            shown = lines[begin:place]
+            shown, last = list[str](), None
+            for other in lines:
+                if not other.strip():
+                    last = other
+                    break
+                shown.append(other)
             has_speakers = len(shown) > 1 and all(map(_SPEAKER.match, shown))
             for group in [[line] for line in shown] if has_speakers else [shown] if shown else []:
-                self._add(group)
+                yield unchanged(newline)
+                yield _Subtitle(group, newline, is_vtt=self._is_vtt).part()
+            if last is not None:
+                yield unchanged(newline + last)
 
-    def content(self) -> bytes:
-        return self._newline.join(self._lines).encode(self._encoding)
 
-    def _add(self, shown: list[str]) -> None:
-        """Adds the lines of a segment, whose place a single line holds from now on."""
-        place = len(self._lines)
-        self._lines.append(self._newline.join(shown))
+class _Subtitle:
+    """Lines that belong together. Owned by its document."""
+
+    def __init__(self, shown: list[str], newline: str, *, is_vtt: bool) -> None:
+        self._newline, self._is_vtt = newline, is_vtt
+        self._num_lines = len(shown)
+        self._written = newline.join(shown)
         first = shown[0]
         position = _POSITION.match(first)
         prefix = position[0] if position else ""
         if speaker := _SPEAKER.match(first[len(prefix) :]):
             prefix += speaker[0]
+        self._prefix = prefix
         opened = NO_TAG
-        heres: list[Here] = []  # by the number of the formatting
-        pieces: list[TextSpan] = []
-        tag = _VTT_TAG if self._is_vtt else _SRT_TAG
+        heres = self._heres = list[Here]()  # by the number of the formatting
+        pieces = self._pieces = list[TextSpan]()
+        tag = _VTT_TAG if is_vtt else _SRT_TAG
         for number, part in enumerate(tag.split(" ".join(shown)[len(prefix) :])):
             if number % 2 == 0:
-                pieces.append((unescaped(part) if self._is_vtt else part, len(heres)))
+                pieces.append((unescaped(part) if is_vtt else part, len(heres)))
                 heres.append(Here(part, opened, ("", ""), pieces[-1][0]))
             elif part.startswith("</"):
                 opened = opened.around or NO_TAG
@@ -80,25 +88,24 @@ class Subtitles(Document):
                 name = _TAG_NAME.match(part)
                 opened = Tag(part, f"</{name[1] if name else ''}>", opened, opened.depth + 1)
 
-        if LETTER.search("".join(text for text, _ in pieces)):
-            self.segments.append(Segment(pieces, partial(self._write, place, prefix, heres, len(shown))))
+    def part(self) -> Part:
+        """Returns their part of the document."""
+        has_letters = LETTER.search("".join(text for text, _ in self._pieces))
+        return Part([Segment(self._pieces, self._write)] if has_letters else [], lambda: self._written)
 
-    def _write(
-        self, place: int, prefix: str, heres: Sequence[Here], num_lines: int, pieces: Sequence[TextSpan]
-    ) -> None:
-        """Replaces the text of a segment; in the source's order if tags would take far more room."""
+    def _write(self, pieces: Sequence[TextSpan]) -> None:
+        """Replaces the text; in the source's order if tags would take far more room."""
+        heres = self._heres
         parts = close_gaps([(text, heres[number]) for text, number in pieces])
-        lines = self._wrapped(parts, num_lines, MAX_COPIES * len(self._lines[place]))
+        lines = self._wrapped(parts, MAX_COPIES * len(self._written))
         if lines is None:
             source = [(here.text, number) for number, here in enumerate(heres)]
             whole = "".join(text for text, _ in pieces)
             parts = [(text, heres[number]) for text, number in formatted(source, whole)]
-            lines = self._wrapped(parts, num_lines) or []
-        self._lines[place] = prefix + self._newline.join(lines)
+            lines = self._wrapped(parts) or []
+        self._written = self._prefix + self._newline.join(lines)
 
-    def _wrapped(
-        self, parts: Sequence[tuple[str, Here]], num_lines: int, max_length: int | None = None
-    ) -> list[str] | None:
+    def _wrapped(self, parts: Sequence[tuple[str, Here]], max_length: int | None = None) -> list[str] | None:
         """Returns lines of about the same length, with tags around the words that have them.
 
         None if the tags have more than `max_length` characters.
@@ -114,7 +121,7 @@ class Subtitles(Document):
                 its = here.place
                 shown = html.escape(word, quote=False) if self._is_vtt else word
                 half, number = length + len(word) / 2, len(lines) + 1
-                if is_apart and number < num_lines and half >= total * number / num_lines:
+                if is_apart and number < self._num_lines and half >= total * number / self._num_lines:
                     closing, opening = _between(opened, NO_TAG)[0], _between(NO_TAG, its)[1]
                     lines.append("".join([*line, closing]))
                     line = [opening, shown]

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from seq2seq_serve.commands import install_command
-from seq2seq_serve.documents.segments import Document, Segment, TextSpan, has_choice, has_words, wrong_file
+from seq2seq_serve.documents.segments import (
+    Document,
+    Part,
+    Segment,
+    TextSpan,
+    has_choice,
+    has_words,
+    unchanged,
+    wrong_file,
+)
 
 # Paths, addresses, names and colours in a catalogue are not texts.
 _CODE = re.compile(
@@ -22,81 +32,70 @@ _ESCAPE = re.compile(r"\\(?:[uU]([0-9a-fA-F]{4})|\r\n[ \t\f]*+|[\r\n][ \t\f]*+|(
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
 
 
-class _Value:
-    """A string of a file. Owned by its document.
+class _String:
+    """A string of a file, each of whose lines is a segment. Owned by its document.
 
-    Attributes:
-        begin: Where it begins.
-        end: Where it ends.
+    Args:
+        markup: How it is written.
+        text: What it says.
+        encode: Returns how another text is written there.
     """
 
-    __slots__ = ("_encode", "_lines", "_target", "begin", "end")
-
-    def __init__(self, begin: int, end: int, encode: Callable[[str], str]) -> None:
-        self.begin, self.end = begin, end
-        self._encode = encode
-        self._lines: list[str] | None = None  # if it has several
-        self._target: str | None = None
-
-    def segments(self, text: str) -> list[Segment]:
-        """Returns the segments of its text."""
-        if "\n" not in text:
-            return [Segment(((text, 0),), self._translate)]
+    def __init__(self, markup: str, text: str, encode: Callable[[str], str]) -> None:
+        self._markup, self._encode = markup, encode
         self._lines = text.split("\n")
+        self._is_translated = False
+
+    def segments(self) -> list[Segment]:
+        """Returns the segments of its text."""
         return [
-            Segment(((line, 0),), partial(self._translate_line, number))
+            Segment([(line, 0)], partial(self._translate, number))
             for number, line in enumerate(self._lines)
             if has_words(line)
         ]
 
-    def _translate(self, pieces: Sequence[TextSpan]) -> None:
-        self._target = "".join(text for text, _ in pieces)
+    def _translate(self, number: int, pieces: Sequence[TextSpan]) -> None:
+        self._lines[number] = "".join(text for text, _ in pieces)
+        self._is_translated = True
 
-    def _translate_line(self, number: int, pieces: Sequence[TextSpan]) -> None:
-        self._translate(pieces)
-        if self._lines is not None and self._target is not None:
-            self._lines[number] = self._target
+    def written(self) -> str:
+        """Returns the string as it is written now."""
+        return self._encode("\n".join(self._lines)) if self._is_translated else self._markup
 
-    def written(self) -> str | None:
-        """Returns the string as it is written now; None if it stays."""
-        if self._target is None:
-            return None
-        return self._encode(self._target if self._lines is None else "\n".join(self._lines))
+
+# Where a string begins and ends in its file, what it says, and what returns how another text is written.
+# One without a text is not translated, and may still change.
+PlacedString = tuple[int, int, str | None, Callable[[str], str]]
 
 
 class Spliced(Document):
     """A file in which only the strings that are translated change."""
 
     def __init__(self, encoding: str, text: str) -> None:
-        self._encoding, self._text = encoding, text
-        self._values: list[_Value] = []
-        self.segments = []
+        self.encoding, self._text = encoding, text
 
-    def add(self, begin: int, end: int, text: str, encode: Callable[[str], str]) -> None:
-        """Adds the string between two places, whose lines are segments, after those that were added before.
+    @abstractmethod
+    def strings(self) -> Iterator[PlacedString]:
+        """Yields the strings of the file, in their order."""
 
-        Args:
-            begin: Where it begins in the file.
-            end: Where it ends.
-            text: What it says.
-            encode: Returns how another text is written there.
-        """
-        if has_words(text) and not has_choice(text) and not _CODE.fullmatch(text.strip()):
-            self.segments += self.replaceable(begin, end, text, encode)
+    def parts(self) -> Iterator[Part]:
+        done = 0
+        for begin, end, text, encode in self.strings():
+            if text is None:
+                part = Part((), partial(self.without_text, self._text[begin:end], encode))
+            elif has_words(text) and not has_choice(text) and not _CODE.fullmatch(text.strip()):
+                string = _String(self._text[begin:end], text, encode)
+                part = Part(string.segments(), string.written)
+            else:
+                continue
+            yield unchanged(self._text[done:begin])
+            yield part
+            done = end
+        yield unchanged(self._text[done:])
 
-    def replaceable(self, begin: int, end: int, text: str, encode: Callable[[str], str]) -> list[Segment]:
-        """Returns the segments of a string, which are not among those of the document; see `add`."""
-        self._values.append(_Value(begin, end, encode))
-        return self._values[-1].segments(text)
-
-    def content(self) -> bytes:
-        parts, end = list[str](), 0
-        for value in self._values:
-            written = value.written()
-            if written is not None:
-                parts += [self._text[end : value.begin], written]
-                end = value.end
-        return "".join([*parts, self._text[end:]]).encode(self._encoding)
+    def without_text(self, markup: str, encode: Callable[[str], str]) -> str:  # noqa: ARG002
+        """Returns what is written for a string that is not a text to translate."""
+        return markup
 
 
 def imported(name: str, path: Path) -> Any:

@@ -31,11 +31,11 @@ class WordDocument(Archive):
     def _part(self, name: str, content: bytes) -> Document:
         return _WordPart(content, self._path, name)
 
-    def _changed(self, name: str) -> bytes | None:
-        if name == _STYLES and self.target_language:
-            styles = self._archive.read(name).decode("utf-8", "surrogateescape")
-            return _in_language(styles, self.target_language).encode("utf-8", "surrogateescape")
-        return super()._changed(name)
+    def changed_member(self, name: str) -> bytes | None:
+        if name != _STYLES or not self.target_language:
+            return None
+        styles = self.archive.read(name).decode("utf-8", "surrogateescape")
+        return _in_language(styles, self.target_language).encode("utf-8", "surrogateescape")
 
 
 class _WordPart(XmlTexts):
@@ -60,9 +60,8 @@ class _WordPart(XmlTexts):
     def name_of(self, event: Event) -> str:
         return event.name
 
-    def content(self) -> bytes:
-        written = _in_language(self._flows.written(), self.target_language)
-        return written.encode(self._encoding, "xmlcharrefreplace")
+    def changed(self, markup: str) -> str:
+        return _in_language(markup, self.target_language)
 
 
 def _in_language(markup: str, language: str) -> str:

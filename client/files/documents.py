@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import io
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 from seq2seq_serve.client.files.lines import read_whole
+from seq2seq_serve.client.files.plan import JobError
 from seq2seq_serve.documents.archive import MAX_UNPACKED_BYTES
 from seq2seq_serve.documents.kinds import ARCHIVES, DOCUMENTS, SOFTWARE, read_file
-from seq2seq_serve.documents.segments import COMPRESSED, MAX_BYTES, Document, wrong_file
+from seq2seq_serve.documents.segments import (
+    COMPRESSED,
+    MAX_BYTES,
+    Document,
+    Part,
+    software_text,
+    wrong_file,
+)
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
+
+_TEXTS_AT_ONCE = 64  # are read by another thread
 
 
 def document_suffix(path: Path) -> str:
@@ -22,14 +37,76 @@ def is_software(path: Path) -> bool:
 
 
 def read_document(path: Path) -> Document:
-    """Returns the document of a file, by its suffix.
-
-    Raises:
-        OSError: The file cannot be read, is too large, or is not what its name says.
-    """
+    """Returns the document of a file, by its suffix; raises OSError as `documents.kinds.read_file`."""
     suffix = document_suffix(path)
     limit = max(MAX_UNPACKED_BYTES, 10 * path.stat().st_size) if suffix in ARCHIVES else MAX_BYTES
     content = read_whole(path, limit + 1)
     if len(content) > limit:
         raise wrong_file(path, f"the file has more than {limit} bytes, the most of a document: split it")
     return read_file(suffix, content, path)
+
+
+class DocumentTranslation:
+    """A document whose texts are read as they are needed, and whose parts are written as they are answered.
+
+    Owned by a worker, which reads on one thread and writes on another one. It holds the file, the parts that
+    were read and are not answered, and the output.
+
+    Args:
+        path: The file.
+        num_texts: The number of its texts when the run was planned.
+    """
+
+    def __init__(self, path: Path, num_texts: int) -> None:
+        document = self._document = read_document(path)
+        self._path, self._num_texts = path, num_texts
+        self._is_software = is_software(path)
+        self._parts: deque[Part] = deque()  # read and not yet written
+        self._num_answered = 0  # segments of the first of them
+        self._stream = io.BytesIO()
+        self._output = document.output(self._stream)
+        self._texts = self._read()
+        self._next = list(islice(self._texts, _TEXTS_AT_ONCE))
+
+    def begin(self, language: str) -> None:
+        """Sets the language of the translations, before the first answer."""
+        self._document.target_language = language
+
+    def texts(self) -> Iterator[list[str]]:
+        """Yields all texts, some at a time. The last part is read before the last texts are yielded."""
+        while texts := self._next:
+            self._next = list(islice(self._texts, _TEXTS_AT_ONCE))
+            yield texts
+
+    def add(self, answers: Sequence[GenerateResponse]) -> None:
+        """Takes the answers to the next texts; a text whose answer has no target stays as it is."""
+        for answer in answers:
+            while self._num_answered == len(self._parts[0].segments):
+                self._write_part()
+            segment = self._parts[0].segments[self._num_answered]
+            self._num_answered += 1
+            if answer.hypotheses:
+                segment.translate(answer)
+
+    def content(self) -> bytes:
+        """Returns the content of the translated file, after the last answer."""
+        while self._parts:
+            self._write_part()
+        self._output.close()
+        return self._stream.getvalue()
+
+    def _write_part(self) -> None:
+        self._output.add(self._parts.popleft())
+        self._num_answered = 0
+
+    def _read(self) -> Iterator[str]:
+        num_texts = 0
+        for part in self._document.parts():
+            self._parts.append(part)
+            num_texts += len(part.segments)
+            if num_texts > self._num_texts:
+                break
+            for segment in part.segments:
+                yield software_text(segment.text) if self._is_software else segment.text
+        if num_texts != self._num_texts:
+            raise JobError(f"{self._path} has changed since the run was planned: it has other texts")

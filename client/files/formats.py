@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from seq2seq_serve.client.errors import ClientError
-from seq2seq_serve.client.files.documents import document_suffix, is_software, read_document
+from seq2seq_serve.client.files.documents import DocumentTranslation, document_suffix, read_document
 from seq2seq_serve.client.files.lines import count_lines, open_binary, read_lines, text_of
 from seq2seq_serve.client.files.plan import (
     DOCUMENT,
@@ -30,7 +30,7 @@ from seq2seq_serve.client.output import answer_json, answer_lines, error_dict, t
 from seq2seq_serve.client.rpcs import Translated
 from seq2seq_serve.commands import needs_extra
 from seq2seq_serve.documents.kinds import DOCUMENTS
-from seq2seq_serve.documents.segments import COMPRESSED, Document, software_text
+from seq2seq_serve.documents.segments import COMPRESSED
 
 FORMATS = (TEXT, JSONL, PARQUET)
 ANSWERS = "answers"  # whole answers as lines of JSON, without the records of the input
@@ -60,15 +60,20 @@ class Lines:
     """The content of a shard.
 
     Attributes:
-        texts: The text of each line, or why it cannot be used.
-        records: The record of each line, once: objects of JSON as they were read, a table of Arrow, or the
-            document that has the texts.
+        texts: The text of each line, or why it cannot be used; without those of a document.
+        records: The record of each line, once: objects of JSON as they were read, a table of Arrow, or None.
         names: The names of their fields.
+        document: What has the texts of a document.
     """
 
     texts: list[str | ClientError]
     records: Any
     names: set[str]
+    document: DocumentTranslation | None = None
+
+    def batches(self) -> Iterator[Sequence[str | ClientError]]:
+        """Yields all texts, some at a time."""
+        return iter([self.texts]) if self.document is None else self.document.texts()
 
 
 def check_kind(path: Path, *, is_text: bool = False) -> None:
@@ -147,7 +152,8 @@ def split_into_shards(path: Path, name: str, shard_lines: int) -> list[Shard]:
         JobError: It is not a file of Parquet, as its name says.
     """
     if document_suffix(path):
-        return [Shard(name, str(path), 0, len(read_document(path).segments), 0)]
+        num_texts = sum(len(part.segments) for part in read_document(path).parts())
+        return [Shard(name, str(path), 0, num_texts, 0)]
     starts = _row_starts(path, shard_lines) if format_of(path) == PARQUET else _line_starts(path, shard_lines)
     num_digits = max(5, len(str(len(starts))))  # so that the names sort by their numbers
     return [
@@ -201,7 +207,8 @@ class Reader:
         try:
             kind = format_of(Path(shard.input))
             if kind == DOCUMENT:
-                return _read_document(shard)
+                document = DocumentTranslation(Path(shard.input), shard.num_lines)
+                return Lines([], None, set(), document)
             return self._read_rows(shard) if kind == PARQUET else self._read_lines(shard)
         except BaseException:
             self.close()  # the next try opens the file again
@@ -281,16 +288,6 @@ class Reader:
         self._stream = self._rows = None
 
 
-def _read_document(shard: Shard) -> Lines:
-    document = read_document(Path(shard.input))
-    if len(document.segments) != shard.num_lines:
-        raise JobError(f"{shard.input} has changed since the run was planned: it has other texts")
-    texts = [segment.text for segment in document.segments]
-    if is_software(Path(shard.input)):
-        texts = [software_text(text) for text in texts]
-    return Lines([*texts], document, set())
-
-
 def _changed(path: Path) -> JobError:
     return JobError(f"{path} has changed since the run was planned: it has fewer lines")
 
@@ -336,14 +333,21 @@ class Writer:
         path = self._errors_path(shard)
         return count_lines(path) if path.exists() else 0
 
-    def check(self, lines: Lines) -> None:
-        """Raises JobError if records already have a field of a new name."""
+    def begin(self, lines: Lines) -> None:
+        """Begins a shard; raises JobError if records already have a field of a new name."""
+        if lines.document is not None:
+            lines.document.begin(self.language)
         for name in self._names:
             if self.format in (JSONL, PARQUET) and name in lines.names:
                 raise JobError(f"an input already has a field {name!r}: choose another --target-field")
 
-    def write(self, shard: Shard, lines: Lines, results: Sequence[Translated]) -> None:
+    def write(self, shard: Shard, lines: Lines, results: Mapping[int, Translated]) -> None:
         """Writes the targets of a shard, after its errors if there are any.
+
+        Args:
+            shard: The shard.
+            lines: Its content.
+            results: Those of its lines, by their numbers from 1 on; of a document only those that failed.
 
         Raises:
             OSError: The output cannot be written.
@@ -351,7 +355,7 @@ class Writer:
         """
         errors = [
             {"input": shard.input, "line": number, **error_dict(result.error)}
-            for number, result in enumerate(results, shard.first_line + 1)
+            for number, result in results.items()
             if result.error is not None
         ]
         errors_path = self._errors_path(shard)
@@ -361,20 +365,18 @@ class Writer:
         else:
             errors_path.unlink(missing_ok=True)  # of a try that was killed
         with atomic_write(self.path(shard)) as file:
-            if isinstance(lines.records, Document):
-                _translate(lines.records, results)
-                lines.records.target_language = self.language
-                file.write(lines.records.content())
+            if lines.document is not None:
+                file.write(lines.document.content())
             elif self.format == PARQUET:
-                _parquet().write_table(self._with_columns(lines.records, results), file)
+                _parquet().write_table(self._with_columns(lines.records, results.values()), file)
             elif self.format == JSONL:
                 records = lines.records
                 if hasattr(records, "to_pylist"):
                     records = (_json(row) for row in records.to_pylist())
-                for record, result in zip(records, results, strict=True):
+                for record, result in zip(records, results.values(), strict=True):
                     file.write(_joined(record, _json(self._fields(result))) + b"\n")
             else:
-                for number, result in enumerate(results, shard.first_line + 1):
+                for number, result in results.items():
                     shown = (
                         [to_json(answer_json(result, number))]
                         if self.format == ANSWERS
@@ -400,7 +402,7 @@ class Writer:
         ends = ("", "_score") if self.num_hypotheses == 1 else ("", "_score", "_hypotheses")
         return [self.target_field + end for end in ends]
 
-    def _with_columns(self, table: Any, results: Sequence[Translated]) -> Any:
+    def _with_columns(self, table: Any, results: Collection[Translated]) -> Any:
         """Returns the table with the columns of the targets, which have equal types in every shard."""
         arrow = _pyarrow()
         text, score = arrow.string(), arrow.float32()
@@ -409,13 +411,6 @@ class Writer:
             values = [self._fields(result)[name] for result in results]
             table = table.append_column(name, arrow.array(values, kind))
         return table
-
-
-def _translate(document: Document, results: Sequence[Translated]) -> None:
-    """Puts targets into a document; texts that failed stay as they are."""
-    for segment, result in zip(document.segments, results, strict=True):
-        if result.answer.hypotheses:
-            segment.translate(result.answer)
 
 
 def _joined(record: bytes, fields: bytes) -> bytes:

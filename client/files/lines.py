@@ -114,14 +114,17 @@ def read_blocks(path: Path, max_bytes: int) -> Iterator[bytes]:
             yield block
 
 
-def read_whole(path: Path, max_bytes: int = -1) -> bytes:
-    """Returns the content of a file, or of standard input; `max_bytes` of it if that is not negative.
+def read_whole(path: Path, max_bytes: int) -> bytes:
+    """Returns the content of a file, or of standard input, up to a number of bytes.
 
     Raises:
         OSError: The file cannot be read.
     """
+    content = io.BytesIO()  # a file that is read at once may take the memory of `max_bytes`
     with open_binary(path) as stream, _gzip_errors(path):
-        return stream.read(max_bytes)
+        while block := stream.read(min(_BLOCK_BYTES, max_bytes - content.tell())):
+            content.write(block)
+    return content.getvalue()
 
 
 def read_file(path: Path, advice: str = "make it smaller") -> bytes:

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +27,7 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
 
 # Shards that a worker has at once: one is read while the last texts of others are decoded.
 MAX_OPEN_SHARDS = 3
+_ANSWERS_AT_ONCE = 64  # of a document are written by another thread
 
 
 class WorkerLost(Exception):
@@ -103,7 +113,7 @@ class Worker:
         self._reader = Reader(files.text_field)
         self._inputs = dict(files.inputs)  # with their times on this machine, as soon as a file was compared
         self._reading, self._collecting = asyncio.Lock(), asyncio.Lock()  # both in the order of the shards
-        self._shards: asyncio.Queue[list[str | ClientError]] = asyncio.Queue()
+        self._shards: asyncio.Queue[Iterator[Sequence[str | ClientError]]] = asyncio.Queue()
         self._results = self.answers(self._texts())
         self._has_answered = False
         self.num_unsaved_lines = 0
@@ -129,34 +139,43 @@ class Worker:
             WorkerLost: The decoder cannot go on, and another one may.
             ClientError: The server answers no text, or refuses an option.
         """
-        results: list[Translated] = []
+        results: dict[int, Translated] = {}  # by the numbers of their lines; those that `Writer.write` needs
+        answered = list[GenerateResponse]()  # to the next texts of a document
+        num_results = num_failed = num_from_memory = 0
         try:
             async with self._reading:
                 lines = await asyncio.to_thread(self._read, shard)
-                self._writer.check(lines)
-                self._shards.put_nowait(lines.texts)
+                self._writer.begin(lines)
+                self._shards.put_nowait(lines.batches())
             async with self._collecting:
-                for number in range(len(lines.texts)):
+                while num_results < shard.num_lines:
                     result = await anext(self._results)
-                    results.append(result)
+                    num_results += 1
                     self.num_unsaved_lines += 1
+                    number = shard.first_line + num_results
                     if self._report is not None:
-                        self._report(shard.first_line + number + 1, result)
+                        self._report(number, result)
+                    num_failed += result.error is not None
+                    num_from_memory += result.from_memory
+                    self._has_answered |= bool(result.answer.hypotheses) and not result.from_memory
+                    if lines.document is None or result.error is not None:
+                        results[number] = result
+                    if lines.document is not None:
+                        answered.append(result.answer)
+                        if len(answered) == _ANSWERS_AT_ONCE or num_results == shard.num_lines:
+                            await asyncio.to_thread(lines.document.add, answered)
+                            answered.clear()
             if shard.first_line == 0:
-                self._check_options(results)
+                self._check_options(results.values())
             await asyncio.to_thread(self._writer.write, shard, lines, results)
-            return Done(
-                shard.num_lines,
-                sum(result.error is not None for result in results),
-                sum(result.from_memory for result in results),
-            )
+            return Done(shard.num_lines, num_failed, num_from_memory)
         except (ClientError, StopAsyncIteration):
             # The stream of results has ended, with an error of this shard or of another one.
             error = self._dispatcher.error
             assert error is not None
             raise self._decoder.stopped(error) from None
         finally:
-            self.num_unsaved_lines -= len(results)
+            self.num_unsaved_lines -= num_results
 
     async def stop(self) -> None:
         """Ends the decoder."""
@@ -164,14 +183,11 @@ class Worker:
         await self._decoder.stop()
         self._reader.close()
 
-    def _check_options(self, results: list[Translated]) -> None:
+    def _check_options(self, results: Iterable[Translated]) -> None:
         """Stops the work if no text so far has an answer, and one was refused for what all texts share.
 
         The dispatcher stops only after several such texts in a row, and an input may have fewer.
         """
-        self._has_answered = self._has_answered or any(
-            result.answer.hypotheses and not result.from_memory for result in results
-        )
         if self._has_answered:
             return
         for result in results:
@@ -197,5 +213,7 @@ class Worker:
 
     async def _texts(self) -> AsyncIterator[str | ClientError]:
         while True:
-            for text in await self._shards.get():
-                yield text
+            batches = await self._shards.get()
+            while batch := await asyncio.to_thread(next, batches, None):
+                for text in batch:
+                    yield text

@@ -111,5 +111,5 @@ def test_a_message_has_the_plural_forms_of_its_file(forms):
 )
 def test_what_is_not_a_file_of_gettext_is_refused(content, message):
     with pytest.raises(WrongFile) as caught:
-        Messages(content.encode(), Path("a.po"))
+        Messages(content.encode(), Path("a.po")).content()
     assert caught.value.strerror == message

@@ -229,5 +229,5 @@ def archive(*names: str, content: bytes = b"<x/>", **settings) -> bytes:
 )
 def test_what_is_not_a_word_file_is_refused(content, message):
     with pytest.raises(WrongFile) as caught:
-        WordDocument(content, Path("a.docx"))
+        WordDocument(content, Path("a.docx")).content()
     assert caught.value.strerror.startswith(message)

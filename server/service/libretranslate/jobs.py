@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from seq2seq_serve.bundle.names import SOURCE_LANGUAGE, TARGET_LANGUAGE
-from seq2seq_serve.documents.segments import Document, FormattedText, with_word_alignment
+from seq2seq_serve.documents.segments import Document, kind_of, options_by_kind, software_text
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
@@ -35,9 +35,14 @@ class TranslationUnit:
     place: int = 0
 
 
-def jobs_of(document: Document, place: int = 0) -> list[TranslationUnit]:
-    """Returns the jobs for the segments of a document."""
-    return [TranslationUnit(segment.text, segment.translate, place) for segment in document.segments]
+def jobs_of(document: Document, place: int = 0, *, is_software: bool = False) -> list[TranslationUnit]:
+    """Returns the jobs for the segments of a document, which may be one of a program; raises WrongFile."""
+    return [
+        TranslationUnit(
+            software_text(segment.text) if is_software else segment.text, segment.translate, place
+        )
+        for segment in document.segments
+    ]
 
 
 async def run(
@@ -67,14 +72,10 @@ async def run(
         options = _options(route, num_alternatives, model)
         if terms is not None:
             options.MergeFrom(terms)
-        for is_formatted in (False, True):
-            waiting = [job for job in jobs if isinstance(job.text, FormattedText) == is_formatted]
-            if not waiting:
-                continue
-            if is_formatted:
-                options = with_word_alignment(options, has_attention=model.sizing.num_hops > 0)
-            decoding = await read_decoding(options, model, call)
-            await _run_alike(waiting, decoding, call, refused)
+        by_kind = options_by_kind(options, has_attention=model.sizing.num_hops > 0, keeps_placeholders=True)
+        for kind, its in by_kind.items():
+            if waiting := [job for job in jobs if kind_of(job.text) == kind]:
+                await _run_alike(waiting, await read_decoding(its, model, call), call, refused)
 
 
 async def _run_alike(

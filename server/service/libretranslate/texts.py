@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from seq2seq_serve.documents.archive import Archive
-from seq2seq_serve.documents.kinds import ARCHIVES, FILES
+from seq2seq_serve.documents.kinds import ARCHIVES, FILES, SOFTWARE
 from seq2seq_serve.documents.kinds import read_file as parse_file
 from seq2seq_serve.documents.page import HtmlDocument
 from seq2seq_serve.documents.segments import LETTER, Document, WrongFile, check_marks
@@ -98,7 +98,8 @@ async def read_texts(fields: Fields, call: RemoteCall, held: ExitStack) -> list[
         texts = []
         for place, content in enumerate(contents):
             checkpoint()
-            texts.append(_segmented(fields.texts[place], HtmlDocument(content, Path("q"), "utf-8"), place))
+            document = HtmlDocument(content, Path("q"), "utf-8")
+            texts.append(_segmented(fields.texts[place], document, jobs_of(document, place)))
         return texts
 
     held.enter_context(await call.room(_memory_of(num_bytes, _MAX_HTML_MARKS)))
@@ -141,12 +142,13 @@ async def read_file(fields: Fields, call: RemoteCall, held: ExitStack) -> File:
         name = f"{fields.file_name[:100]!r} with {len(content)} bytes"
         raise InvalidRequest(f"the file is {name}: send one of {', '.join(FILES)}", field=FILE)
 
-    def parse() -> Document:
-        return parse_file(suffix, content, path, _MAX_MARKS, _MAX_TEXT_BYTES)
+    def parse() -> tuple[Document, list[TranslationUnit]]:
+        document = parse_file(suffix, content, path, _MAX_MARKS, _MAX_TEXT_BYTES)
+        return document, jobs_of(document, is_software=suffix in SOFTWARE)
 
     def read(_: YieldPoint) -> File:
-        document = _refuse_wrong(parse, FILE)
-        return File(path, content, _segmented("", document, 0), document, num_memory_bytes)
+        document, jobs = _refuse_wrong(parse, FILE)
+        return File(path, content, _segmented("", document, jobs), document, num_memory_bytes)
 
     num_bytes = _memory_of(len(content), _MAX_MARKS)
     num_memory_bytes = _UNPACKED_BYTES if suffix in ARCHIVES else num_bytes
@@ -165,8 +167,8 @@ def _plain(text: str, place: int) -> Text:
     return read
 
 
-def _segmented(text: str, document: Document, place: int) -> Text:
-    jobs, beginning, num_characters = jobs_of(document, place), list[str](), 0
+def _segmented(text: str, document: Document, jobs: list[TranslationUnit]) -> Text:
+    beginning, num_characters = list[str](), 0
     for job in jobs:
         if num_characters > MOST_DETECTED:
             break

@@ -1,5 +1,7 @@
 """Documents whose texts are translated in their places, and the command that does so."""
 
+import asyncio
+import gc
 import io
 import os
 import tracemalloc
@@ -9,9 +11,13 @@ import docx
 import polib
 import pytest
 
-from seq2seq_serve.client.files.documents import read_document
+from seq2seq_serve.client.files.documents import DocumentTranslation, read_document
+from seq2seq_serve.client.files.formats import Writer
+from seq2seq_serve.client.files.plan import DOCUMENT, JobError
+from seq2seq_serve.client.files.run import plan_run
+from seq2seq_serve.client.files.worker import RunFiles, Worker
 from seq2seq_serve.documents.kinds import DOCUMENTS
-from seq2seq_serve.documents.segments import MAX_BYTES, WrongFile
+from seq2seq_serve.documents.segments import MAX_BYTES, FormattedText, WrongFile
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     GenerateResponse,
     Hypothesis,
@@ -20,6 +26,7 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
 )
 from tests.documents.answers import aligned, backwards, capitals, translated
 from tests.documents.attacks import ATTACKS, Attack, word_file
+from tests.documents.large import SUFFIXES, large
 
 SRT = """1
 00:00:01,000 --> 00:00:02,500
@@ -206,7 +213,7 @@ def test_messages_keep_translations_and_a_lost_placeholder_is_fuzzy():
 )
 def test_a_damaged_document_is_refused(name, content, message):
     with pytest.raises(WrongFile) as caught:
-        DOCUMENTS[Path(name).suffix](content, Path(name))
+        DOCUMENTS[Path(name).suffix](content, Path(name)).content()
     assert caught.value.strerror.startswith(message)
 
 
@@ -270,12 +277,79 @@ def test_a_bomb_is_refused_in_one_line_before_it_has_its_memory(name, tmp_path):
     path.write_bytes(ATTACKS[name].make(_BOMB_BYTES))
     tracemalloc.start()
     with pytest.raises(WrongFile) as caught:
-        read_document(path)
+        read_document(path).content()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert caught.value.filename == str(path)
     assert len(caught.value.strerror.splitlines()) == 1
     assert peak < 3 * MAX_BYTES
+
+
+class _Decoder:
+    """A decoder that answers at once."""
+
+    in_flight, give_up_seconds = 8, 60.0
+
+    def prepare(self, text):
+        return text
+
+    async def send(self, text):
+        if isinstance(text, FormattedText):
+            return backwards(text)
+        return GenerateResponse(hypotheses=[Hypothesis(text=text.upper())])
+
+    async def stop(self):
+        pass
+
+
+async def _translate_file(path: Path, folder: Path) -> None:
+    plan = plan_run(folder, [path], {}, 1000, "")
+    files = RunFiles("text", Writer(folder, DOCUMENT, "target"), plan.inputs)
+    worker = Worker(files, _Decoder())
+    [shard] = plan.shards
+    assert (await worker.translate(shard)).num_failed == 0
+    await worker.stop()
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_document_takes_at_most_ten_times_its_size(suffix, tmp_path):
+    """It was up to fifty times: all tags, texts and answers were held until the end.
+
+    What a small file takes does not count: texts on their way, and what the first file imports.
+    """
+    peaks, sizes = [], []
+    for number, num_bytes in enumerate((2_000, 60_000, 240_000)):
+        content, size = large(suffix, num_bytes)
+        path = tmp_path / f"{number}{suffix}"
+        path.write_bytes(content)
+        del content
+        gc.collect()
+        tracemalloc.start()
+        asyncio.run(_translate_file(path, tmp_path / f"out{number}"))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        sizes.append(size)
+    assert peaks[2] - peaks[1] < 10 * (sizes[2] - sizes[1])
+
+
+@pytest.mark.parametrize("name", _TRANSLATED)
+def test_a_document_that_is_written_part_by_part_is_as_one_that_is_held(name, tmp_path):
+    path = tmp_path / f"a{ATTACKS[name].suffix}"
+    expected = written_by(ATTACKS[name], 5_000, tmp_path)
+    num_texts = len(read_document(path).segments)
+    document = DocumentTranslation(path, num_texts)
+    for texts in document.texts():
+        for text in texts:
+            document.add([backwards(text)])
+    assert document.content() == expected
+
+
+@pytest.mark.parametrize("num_texts", [2, 4])
+def test_a_document_with_another_number_of_texts_than_planned_is_refused(num_texts, tmp_path):
+    path = tmp_path / "a.srt"
+    path.write_text(SRT)  # has three
+    with pytest.raises(JobError, match="it has other texts"):
+        DocumentTranslation(path, num_texts)
 
 
 def written_by(attack: Attack, size: int, folder: Path) -> bytes:

@@ -207,7 +207,7 @@ def written(tmp_path, input_path, output_format, answers=ANSWERS, *, target_fiel
     (start,) = split_into_shards(input_path, "x", 10)
     writer = Writer(tmp_path / "out", output_format, target_field, 2 if several else 1)
     assert not writer.is_done(shard)
-    writer.write(shard, *read(start), answers)
+    writer.write(shard, *read(start), dict(enumerate(answers, shard.first_line + 1)))
     assert writer.is_done(shard)
     return writer.path(shard)
 
@@ -277,7 +277,7 @@ def test_rows_get_columns_of_equal_types_in_every_shard(tmp_path):
         some = written(tmp_path / f"1{several}", tmp_path / "a.parquet", "parquet", several=several)
         none = Writer(tmp_path / f"2{several}", "parquet", "target", 2 if several else 1)
         (shard,) = split_into_shards(tmp_path / "a.parquet", "x", 10)
-        none.write(shard, *read(shard), all_failed)
+        none.write(shard, *read(shard), dict(enumerate(all_failed)))
         assert pyarrow.parquet.read_schema(some) == pyarrow.parquet.read_schema(none.path(shard))
     assert pyarrow.parquet.read_table(some).to_pylist()[0] == {
         "id": 0,
@@ -296,9 +296,9 @@ def test_a_field_of_the_input_is_not_replaced(tmp_path, field):
     (lines,) = read(shard)
     writer = Writer(tmp_path, "jsonl", "target")
     with pytest.raises(JobError, match=f"'{field}'.*--target-field"):
-        writer.check(lines)
-    dataclasses.replace(writer, format="text").check(lines)
-    dataclasses.replace(writer, target_field="de").check(lines)
+        writer.begin(lines)
+    dataclasses.replace(writer, format="text").begin(lines)
+    dataclasses.replace(writer, target_field="de").begin(lines)
 
 
 def test_a_table_that_would_have_more_shards_than_a_plan_can_have_is_refused(tmp_path, monkeypatch):

@@ -20,4 +20,4 @@ def test_a_damaged_story_is_an_error_with_its_name(tmp_path):
     path = tmp_path / "story.gz"
     path.write_bytes(gzip.compress(b"one two three " * 99)[:-9])
     with pytest.raises(WrongFile, match="not a whole file of gzip"):
-        read_whole(path)
+        read_whole(path, 10_000)

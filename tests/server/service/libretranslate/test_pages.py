@@ -477,6 +477,23 @@ def test_a_file_is_translated_and_fetched(served, url, name, content):
     assert get(fetched[:-30])[0] == 404
 
 
+@pytest.mark.parametrize(("name", "is_kept"), [("a.properties", True), ("a.txt", False)])
+def test_placeholders_are_kept_in_documents_of_programs(served, url, name, is_kept):
+    """They were not, while the command keeps them there."""
+    before = len(served.turns.requests)
+    assert translate_file(url, name, "a = 오늘 {name}".encode())[0] == 200
+    [request] = served.turns.requests[before:]
+    assert (request.terms is not None) == is_kept
+
+
+def test_a_file_of_another_kind_than_its_name_says_is_refused(url):
+    """What is found while it is read was an error of the server."""
+    for name, content in (("a.json", b'{"a": '), ("a.po", b"nothing"), ("a.xlf", b"<a/>")):
+        status, answer = translate_file(url, name, content)
+        assert status == 400
+        assert answer["error"].startswith("the file ")
+
+
 def test_the_url_of_a_file_is_that_of_the_proxy(url):
     form = multipart(("file", b"ab", "a.txt"), ("source", "ko", ""), ("target", "en", ""))
     _, answer = send(f"{url}/translate_file", *form, **{"X-Forwarded-Proto": "https", "Host": "localhost"})
