@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import enum
 
-FORMAT_VERSION = 15
-OLDER_VERSIONS = (13, 14)  # whose manifests lack only what has a default
+FORMAT_VERSION = 16
+OLDER_VERSIONS = (13, 14, 15)  # whose manifests and graphs lack only what a server can do without
 MANIFEST_FILE = "manifest.json"
 CHECKSUM_FILE = "manifest.sha256"  # the manifest's checksum; the manifest has those of all other files
 TOKENIZER_FILE = "tokenizer.json"
@@ -36,7 +36,7 @@ class Role(enum.StrEnum):
     CAPACITY = "capacity"  # a scalar on the host: the number of positions of a buffer
     ADAPTER = "adapter"  # the weights of all loaded adapters, and their ranks
     LOGITS = "logits"  # one step's output, float32 in every precision
-    CANDIDATES = "candidates"  # a step's number of candidates, and the candidates; on the CPU only
+    CANDIDATES = "candidates"  # a step's number of candidates, and places; the candidates; on the CPU only
     SCORE = "score"  # decode: log-probabilities of the given target
     ATTENTION = "attention"  # from decode, or from step without decode: target over source positions
 
@@ -65,6 +65,7 @@ class Axis(enum.StrEnum):
     CACHE_CAPACITY = "cache_capacity"
     MEMORY_CAPACITY = "memory_capacity"
     CANDIDATES = "candidates"
+    PLACES = "places"
     NUM_ADAPTERS = "num_adapters"
     ADAPTER_SIZE = "adapter_size"  # the largest rank times the units of all maps
 
@@ -143,7 +144,7 @@ LEAST_TIMES = "least_times"  # (m, 1) int64: times below it are forbidden
 MOST_TIMES = "most_times"  # (m, 1) int64: times above it are forbidden
 TIME_COLUMNS = FIRST_TIMES, LAST_TIMES, LEAST_TEXTS, MOST_TEXTS, LEAST_TIMES, MOST_TIMES
 PLACES = "places"  # (p, 2) int64: rows and token ids
-FOUND = "found_logits"  # (p,) float32: the logits there
+FOUND = "found_log_probabilities"  # (p,) float32: those of the places; none if a step returns logits
 IS_COVERED = "is_covered"  # (m, 1) bool: whether all tokens that might be drawn were candidates
 
 

@@ -184,7 +184,12 @@ class Graphs:
         feeds |= {
             spec.name: np.array(sizes[spec.name], np.int32) for spec in specs if spec.role is Role.CAPACITY
         }
-        feeds |= {spec.name: np.zeros(1, np.int64) for spec in specs if spec.role is Role.CANDIDATES}
+        no_choice: dict[str, int] = {Axis.PLACES: 0}
+        feeds |= {
+            spec.name: np.zeros(spec.shape(no_choice), np.int64)
+            for spec in specs
+            if spec.role is Role.CANDIDATES
+        }
         feeds |= self._adapter_feeds(len(token_ids))
         answers = self._run(Verb.STEP, feeds | rows, sizes)
         buffers |= {name: answers[name] for name in answers if name in rows or name == names.ATTENTION}

@@ -393,8 +393,8 @@ INLINE void find_largest(const float *largest_of_blocks, size_t num_blocks, size
 }
 
 // Turns some logits into log-probabilities, by the largest logit of each block, and the sum of the block's powers relative
-// to it.
-INLINE void normalize(float *best, size_t count, const float *largest_of_blocks, const float *powers, size_t num_blocks) {
+// to it. Returns what it subtracts, in double precision.
+INLINE double normalize(float *best, size_t count, const float *largest_of_blocks, const float *powers, size_t num_blocks) {
   const float most = best[0];
   double total = 0; // of sums: a float would lose small numbers of a large vocabulary
   size_t i = 0;
@@ -408,6 +408,7 @@ INLINE void normalize(float *best, size_t count, const float *largest_of_blocks,
     total = std::fma(powers[i], std::exp(static_cast<double>(largest_of_blocks[i] - most)), total);
   const double normalizer = most + std::log(total);
   for (i = 0; i < count; i++) best[i] = static_cast<float>(best[i] - normalizer);
+  return normalizer;
 }
 
 // The sum of the powers of a block of logits, relative to its largest one, which may be minus infinity.
@@ -423,6 +424,7 @@ struct Ranking {
   const float *logits;      // (N, V)
   float *log_probabilities; // (N, candidates)
   int64_t *token_ids;       // (N, candidates)
+  double *normalizers;      // (N,): what is subtracted from the logits of a row
   size_t num_rows, vocab_size, num_candidates;
 
   size_t num_items() const { return num_rows; }
@@ -445,7 +447,7 @@ struct Ranking {
         for (size_t i = block * BLOCK; i < std::min(vocab_size, (block + 1) * BLOCK); i++) add(given[i], i);
       };
       find_largest(largest_of_blocks, num_blocks(), num_candidates, best, token_ids + row * num_candidates, search);
-      normalize(best, num_candidates, largest_of_blocks, powers, num_blocks());
+      normalizers[row] = normalize(best, num_candidates, largest_of_blocks, powers, num_blocks());
     }
   }
 

@@ -98,6 +98,15 @@ template <class T> Tensor<T> input(void *context, size_t index) {
   return tensor_of<T>(value);
 }
 
+// Whether a node has an optional input.
+bool has_input(void *context, size_t index) {
+  size_t count = 0;
+  const void *value = nullptr;
+  check(call<88>(context, &count));
+  if (index < count) check(call<90>(context, index, &value));
+  return value;
+}
+
 // An input that must be a constant of the graph, when the operator is created.
 template <class T> Tensor<T> constant(const void *info, size_t index) {
   const void *value = nullptr;
@@ -175,6 +184,15 @@ struct PartsOfMap {
   }
 };
 
+// The number of first inputs that a node must have: all, if the operator does not say how many.
+template <class T, class = void> struct Required {
+  static constexpr size_t COUNT = std::size(T::INPUTS);
+};
+
+template <class T> struct Required<T, std::void_t<decltype(T::NUM_REQUIRED)>> {
+  static constexpr size_t COUNT = T::NUM_REQUIRED;
+};
+
 // The description of an operator, which runs on the CPU or on CUDA.
 template <class T, bool IS_CUDA = false> Operator described() {
   Operator made{};
@@ -185,7 +203,8 @@ template <class T, bool IS_CUDA = false> Operator described() {
   made.num_inputs = [](const Operator *) { return std::size(T::INPUTS); };
   made.output_type = [](const Operator *, size_t index) { return T::OUTPUTS[index]; };
   made.num_outputs = [](const Operator *) { return std::size(T::OUTPUTS); };
-  made.input_kind = made.input_memory = [](const Operator *, size_t) { return 0; };  // required; in the provider's memory
+  made.input_kind = [](const Operator *, size_t index) { return index < Required<T>::COUNT ? 0 : 1; }; // required, or optional
+  made.input_memory = [](const Operator *, size_t) { return 0; }; // the provider's
   made.output_kind = [](const Operator *, size_t) { return std::size(T::OUTPUTS) > 1 ? 1 : 0; }; // optional, or required
   for (auto &arity : made.variadic) arity = [](const Operator *) { return 0; };
   made.create_with_status = [](const Operator *, void *const *, const void *info, void **kernel) {

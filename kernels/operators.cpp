@@ -12,9 +12,9 @@
 //   LinearRelu       does the same, and takes negative outputs for 0
 //   Embedding        looks up tokens in a table, which may be the weights of a Linear
 //   LowRank          adds the low-rank terms of adapters to the outputs of a map
-//   Candidates       finds the most probable tokens of each row
+//   Candidates       finds the most probable tokens of each row, and looks up the log-probabilities of others
 //   QuantizedLinear  quantizes each row, and multiplies by int8 weights
-//   QuantizedChoice  does the same for logits, or only finds the most probable tokens, without writing logits
+//   QuantizedChoice  does the same for logits; or only finds the most probable tokens, and looks others up, without logits
 //   QuantizedEmbedding looks up tokens in a table that is the weights of a QuantizedLinear
 //   Int4Linear       quantizes each row, and multiplies by int4 weights in blocks
 //   Int4Choice       does the same for logits, as QuantizedChoice
@@ -322,7 +322,7 @@ struct Embedding {
   }
 };
 
-enum Purpose { LEVELS, SCALES, SHIFTS, SUMMARY, ROWS, BLOCKS };
+enum Purpose { LEVELS, SCALES, SHIFTS, SUMMARY, ROWS, BLOCKS, NORMALIZERS, ORDER };
 
 // Memory of the calling thread, until the next call for the same purpose. It is kept: new memory of this size would come from
 // the system each time.
@@ -569,21 +569,39 @@ struct Int4Embedding {
   }
 };
 
-template <size_t N> constexpr std::array<int, N + 2> with_choice(const int (&inputs)[N]) {
-  std::array<int, N + 2> all{};
+// Rows and token ids (P, 2), whose log-probabilities are looked up.
+struct TokenPlaces {
+  const int64_t *data = nullptr;
+  int64_t count = 0;
+
+  TokenPlaces(void *context, size_t index, int64_t num_rows, int64_t vocab_size) {
+    if (!has_input(context, index)) return;
+    const auto places = input<int64_t>(context, index);
+    require(places.num_axes == 2 && places.shape[1] == 2, "the places must have the shape (P, 2)");
+    data = places.data, count = places.shape[0];
+    for (int64_t i = 0; i < count; i++)
+      require(data[2 * i] >= 0 && data[2 * i] < num_rows && data[2 * i + 1] >= 0 && data[2 * i + 1] < vocab_size,
+              "a place is outside of the logits");
+  }
+};
+
+template <size_t N> constexpr std::array<int, N + 3> with_choice(const int (&inputs)[N]) {
+  std::array<int, N + 3> all{};
   for (size_t i = 0; i < N; i++) all[i] = inputs[i];
-  all[N] = FLOAT, all[N + 1] = INT64;
+  all[N] = FLOAT, all[N + 1] = INT64, all[N + 2] = INT64;
   return all;
 }
 
 // Inputs: those of a map; constant, what is added to logits before a choice (O,), minus infinity for tokens that are never
-// chosen; and the number of candidates (1,). Outputs: the logits (N, O) if that number is 0, otherwise (0, O); the ids of the
-// candidates (N, candidates), the most probable first, -1 if the logits are not numbers; and their log-probabilities, if there
-// are several.
+// chosen; the number of candidates (1,); and places (P, 2) to look up, which older bundles do not have. Outputs: the logits
+// (N, O) if the number is 0, otherwise (0, O); the ids of the candidates (N, candidates), the most probable first, -1 if the
+// logits are not numbers; their log-probabilities, if there are several; and, with candidates, the log-probabilities at the
+// places (P,), otherwise none.
 template <class Linear> struct Choosing : Linear {
   static constexpr const char *NAME = Linear::CHOICE;
   static constexpr auto INPUTS = with_choice(Linear::INPUTS);
-  static constexpr int OUTPUTS[] = {FLOAT, INT64, FLOAT};
+  static constexpr size_t PLACES = std::size(INPUTS) - 1, NUM_REQUIRED = PLACES;
+  static constexpr int OUTPUTS[] = {FLOAT, INT64, FLOAT, FLOAT};
   std::vector<float> bias;
   using Linear::map;
   using Map = typename Linear::Map;
@@ -597,31 +615,43 @@ template <class Linear> struct Choosing : Linear {
 
   void operator()(void *context) const {
     const auto x = this->given(context);
-    const auto number = input<int64_t>(context, std::size(Linear::INPUTS) + 1);
+    const auto number = input<int64_t>(context, PLACES - 1);
     require(number.has_shape(1), "the number must have 1 axis");
     const int64_t N = x.shape[0], V = map->num_outputs, count = *number.data;
     require(count >= 0 && count <= V, "the number of candidates must be from 0 to the size of the vocabulary");
     float *logits = output(context, 0, {count ? 0 : N, V});
     int64_t *token_ids = output<int64_t>(context, 1, {N, count});
     float *log_probabilities = output(context, 2, {N, count > 1 ? count : 0});
+    const TokenPlaces places(context, PLACES, N, V);
+    float *found = output(context, 3, {count ? places.count : 0});
     require(N == 0 || (count ? token_ids && (count == 1 || log_probabilities) : logits != nullptr),
             "the outputs must be read");
     if (!count) return this->multiply(context, x, logits);
+    const bool are_normalized = count > 1 || places.count;
     const size_t size = N * map->num_panels();
-    float *largest = scratch<float, SUMMARY>(2 * size);
-    const Summary<Map> summary{map.get(), bias.data(), this->levels(context, x), largest, count > 1 ? largest + size : nullptr,
-                               static_cast<size_t>(N)};
+    const size_t products = COLUMNS * map->depth / map->instructions->speed; // of a row and a panel
+    float *largest = scratch<float, SUMMARY>(2 * size), *powers = are_normalized ? largest + size : nullptr;
+    const Summary<Map> summary{map.get(), bias.data(), this->levels(context, x), largest, powers, static_cast<size_t>(N)};
     this->run(context, summary);
-    const Choice<Map> choice{summary, static_cast<size_t>(count), token_ids, count > 1 ? log_probabilities : nullptr};
-    compute(context, choice, size * 8 + N * count * COLUMNS * map->depth / map->instructions->speed);
+    double *normalizers = are_normalized ? scratch<double, NORMALIZERS>(N) : nullptr;
+    const Choice<Map> choice{summary, static_cast<size_t>(count), token_ids, count > 1 ? log_probabilities : nullptr,
+                             normalizers};
+    compute(context, choice, size * 8 + N * count * products);
+    if (!places.count) return;
+    require(found, "what is found must be read");
+    const size_t num_places = places.count;
+    size_t *order = scratch<size_t, ORDER>(num_places);
+    for (size_t i = 0; i < num_places; i++) order[i] = i;
+    std::sort(order, order + num_places, [&](size_t a, size_t b) { return places.data[2 * a + 1] < places.data[2 * b + 1]; });
+    compute(context, Places<Map>{&summary, normalizers, places.data, order, found, num_places}, num_places * products);
   }
 };
 
-// Inputs: logits (N, V), and the number of candidates (1,). Outputs: their ids, as above, and log-probabilities, the most
-// probable first.
+// Inputs: logits (N, V); the number of candidates (1,); and places (P, 2) to look up. Outputs: the ids of the candidates, as
+// above, and their log-probabilities, the most probable first; and the log-probabilities at the places (P,).
 struct Candidates {
   static constexpr const char *NAME = "Candidates";
-  static constexpr int INPUTS[] = {FLOAT, INT64}, OUTPUTS[] = {INT64, FLOAT};
+  static constexpr int INPUTS[] = {FLOAT, INT64, INT64}, OUTPUTS[] = {INT64, FLOAT, FLOAT};
 
   explicit Candidates(const void *) {}
 
@@ -635,8 +665,16 @@ struct Candidates {
     work.logits = logits.data;
     work.token_ids = output<int64_t>(context, 0, {N, count});
     work.log_probabilities = output(context, 1, {N, count});
+    work.normalizers = scratch<double, NORMALIZERS>(N);
     work.num_rows = N, work.vocab_size = V, work.num_candidates = count;
+    const TokenPlaces places(context, 2, N, V);
+    float *found = output(context, 2, {places.count});
+    require(N == 0 || (work.token_ids && work.log_probabilities && (found || !places.count)), "the outputs must be read");
     compute(context, work, 8 * static_cast<size_t>(N * V));
+    for (int64_t i = 0; i < places.count; i++) {
+      const int64_t row = places.data[2 * i];
+      found[i] = static_cast<float>(logits.data[row * V + places.data[2 * i + 1]] - work.normalizers[row]);
+    }
   }
 };
 

@@ -61,6 +61,7 @@ template <class Map> struct Choice {
   size_t num_candidates;
   int64_t *token_ids;       // (N, candidates)
   float *log_probabilities; // (N, candidates); null if they are not needed
+  double *normalizers;      // (N,): what is subtracted from the logits of a row; null without powers
 
   size_t num_items() const { return summary.num_rows; }
   size_t scratch() const { return num_candidates; }
@@ -76,7 +77,30 @@ template <class Map> struct Choice {
         for (size_t i = 0; i < COLUMNS; i++) add(logits[i], panel * COLUMNS + i);
       };
       find_largest(largest, num_panels, num_candidates, best, token_ids + row * num_candidates, search);
-      if (log_probabilities) normalize(best, num_candidates, largest, summary.powers + row * num_panels, num_panels);
+      if (normalizers)
+        normalizers[row] = normalize(best, num_candidates, largest, summary.powers + row * num_panels, num_panels);
+    }
+  }
+};
+
+// Looks up the log-probabilities of some tokens: the panels that contain them are multiplied again.
+template <class Map> struct Places {
+  const Summary<Map> *summary;
+  const double *normalizers; // (N,)
+  const int64_t *places;     // (P, 2): rows and token ids
+  const size_t *order;       // (P,): places by their tokens, so that a panel that many rows need is read once
+  float *found;              // (P,)
+  size_t num_places;
+
+  size_t num_items() const { return num_places; }
+  size_t scratch() const { return 0; }
+
+  void run(size_t begin, size_t end, float *) const {
+    for (const size_t *place = order + begin; place < order + end; place++) {
+      const size_t row = places[2 * *place], token_id = places[2 * *place + 1];
+      float logits[COLUMNS];
+      summary->map->multiply(summary->bias, summary->levels, row, 1, token_id / COLUMNS, logits, COLUMNS);
+      found[*place] = static_cast<float>(logits[token_id % COLUMNS] - normalizers[row]);
     }
   }
 };

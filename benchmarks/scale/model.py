@@ -38,7 +38,7 @@ from seq2seq_serve.bundle.adapters import Weights
 from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.engine.async_engine import AsyncEngine, CoreHandle
 from seq2seq_serve.server.engine.core import Admit, Cancel, Core
-from seq2seq_serve.server.engine.plan import Candidates, Move, Selected
+from seq2seq_serve.server.engine.plan import NOTHING_WANTED, Candidates, Move, Selected
 from seq2seq_serve.server.engine.request import NO_ADAPTER, Array, Request
 from seq2seq_serve.server.engine.result import Turn
 from seq2seq_serve.server.engine.state import Sequence as Row
@@ -222,7 +222,8 @@ class _TimedRunner:
             return Selected(token_ids)
         places = {number: place for place, number in enumerate(beams)}
         number = len(beams)
-        table = Candidates(places, self._token_ids[:number], self._log_probabilities[:number])
+        token_table, log_probabilities = self._token_ids[:number], self._log_probabilities[:number]
+        table = Candidates(places, token_table, log_probabilities, NOTHING_WANTED, np.zeros(0))
         return Selected(token_ids, candidates=(table,))
 
     def move(self, moves: Iterable[Move]) -> int:  # noqa: ARG002

@@ -243,25 +243,27 @@ NAME (x, WEIGHTS, bias) => (output)
 """
 _CHOICE = """
 <domain: "{domain}", opset_import: ["": {opset}]>
-NAME (x, WEIGHTS, bias, added, num_candidates)
-    => (logits, token_ids, log_probabilities)
+NAME (x, WEIGHTS, bias, added, num_candidates, places)
+    => (logits, token_ids, log_probabilities, found)
 {{PRODUCTS
     logits = Add (of_columns, bias)
     zero = Constant <value_ints = [0]> ()
     are_wanted = Greater (num_candidates, zero)
     is_choice = Squeeze (are_wanted)
-    token_ids, log_probabilities = If (is_choice) <
-        then_branch = choose () => (best_ids, best_log_probabilities) {{
+    token_ids, log_probabilities, found = If (is_choice) <
+        then_branch = choose () => (best_ids, best_log_probabilities, all_found) {{
             allowed = Add (logits, added)
             best, best_ids = TopK <axis = 1> (allowed, num_candidates)
             all_log_probabilities = LogSoftmax <axis = 1> (allowed)
             best_log_probabilities = GatherElements <axis = 1> (all_log_probabilities, best_ids)
+            all_found = GatherND (all_log_probabilities, places)
         }},
-        else_branch = skip () => (no_ids, no_log_probabilities) {{
+        else_branch = skip () => (no_ids, no_log_probabilities, nothing_found) {{
             num_rows = Shape <start = 0, end = 1> (x)
             shape = Concat <axis = 0> (num_rows, zero)
             no_log_probabilities = ConstantOfShape (shape)
             no_ids = Cast <to = 7> (no_log_probabilities)
+            nothing_found = ConstantOfShape (zero)
         }}
     >
 }}
@@ -344,11 +346,12 @@ _LOW_RANK = """
 """
 _CANDIDATES = """
 <domain: "{domain}", opset_import: ["": {opset}]>
-Candidates (logits, num_candidates) => (token_ids, log_probabilities)
+Candidates (logits, num_candidates, places) => (token_ids, log_probabilities, found)
 {{
     best, token_ids = TopK <axis = 1> (logits, num_candidates)
     all_log_probabilities = LogSoftmax <axis = 1> (logits)
     log_probabilities = GatherElements <axis = 1> (all_log_probabilities, token_ids)
+    found = GatherND (all_log_probabilities, places)
 }}
 """
 # The weights are those of a map, (D, V) and 128 above their levels.

@@ -42,7 +42,7 @@ class Linear(nn.Module):
 class Chooser(Protocol):
     """An output projection that also finds the most probable tokens, without writing logits."""
 
-    def choose(self, x: Tensor, added: Tensor, num_candidates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def choose(self, x: Tensor, added: Tensor, num_candidates: Tensor, places: Tensor) -> tuple[Tensor, ...]:
         """The outputs as logits, or the most probable tokens: see `operators.quantized_choice`."""
 
 
@@ -261,9 +261,9 @@ class Int8Linear(Linear):
             clamps_negative=self.clamps_negative,
         )
 
-    def choose(self, x: Tensor, added: Tensor, num_candidates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def choose(self, x: Tensor, added: Tensor, num_candidates: Tensor, places: Tensor) -> tuple[Tensor, ...]:
         return operators.quantized_choice(
-            x, self.weight, self.weight_scale, self.weight_sum, self.bias, added, num_candidates
+            x, self.weight, self.weight_scale, self.weight_sum, self.bias, added, num_candidates, places
         )
 
 
@@ -313,9 +313,9 @@ class Int4Linear(Linear):
             clamps_negative=self.clamps_negative,
         )
 
-    def choose(self, x: Tensor, added: Tensor, num_candidates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def choose(self, x: Tensor, added: Tensor, num_candidates: Tensor, places: Tensor) -> tuple[Tensor, ...]:
         return operators.int4_choice(
-            x, self.weight, self.weight_scale, self.bias, added, num_candidates, factor=self.factor
+            x, self.weight, self.weight_scale, self.bias, added, num_candidates, places, factor=self.factor
         )
 
 

@@ -469,7 +469,8 @@ def quantized_choice(
     bias: Tensor,
     added: Tensor,
     num_candidates: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+    places: Tensor,
+) -> tuple[Tensor, ...]:
     """`quantized_linear` as logits, or the most probable tokens without them (QuantizedChoice, our own).
 
     Args:
@@ -480,20 +481,15 @@ def quantized_choice(
         bias: `(V,)`.
         added: `(V,)`, added to the logits before a choice.
         num_candidates: `(1,)` int64.
+        places: `(P, 2)` int64, rows and token ids whose log-probabilities are looked up.
 
     Returns:
         The logits `(B, V)`, which may lack all rows if there are candidates; the ids of the candidates `(B,
-        num_candidates)`; and their log-probabilities, which may lack all columns if there is only one.
+        num_candidates)`; their log-probabilities, which may lack all columns if there is only one; and those
+        at the places `(P,)`, which are missing if there are no candidates.
     """
-    logits, token_ids, log_probabilities = symbolic_multi_out(
-        f"{DOMAIN}::QuantizedChoice",
-        [x, weight, weight_scale, weight_sum, bias, added, num_candidates],
-        {"least_input": -math.inf},
-        dtypes=(torch.float32, torch.int64, torch.float32),
-        shapes=((x.shape[0], weight.shape[1]), x.shape, x.shape),
-        version=1,
-    )
-    return logits, token_ids, log_probabilities
+    inputs = [x, weight, weight_scale, weight_sum, bias, added, num_candidates, places]
+    return _choice("QuantizedChoice", inputs, {"least_input": -math.inf}, num_outputs=weight.shape[1])
 
 
 def quantized_embedding(ids: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
@@ -549,19 +545,31 @@ def int4_choice(
     bias: Tensor,
     added: Tensor,
     num_candidates: Tensor,
+    places: Tensor,
     *,
     factor: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """`int4_linear` as logits, or the most probable tokens, as `quantized_choice` (Int4Choice, our own)."""
-    logits, token_ids, log_probabilities = symbolic_multi_out(
-        f"{DOMAIN}::Int4Choice",
-        [x, weight, weight_scale, bias, added, num_candidates],
-        {"least_input": -math.inf, "factor": factor},
-        dtypes=(torch.float32, torch.int64, torch.float32),
-        shapes=((x.shape[0], bias.shape[0]), x.shape, x.shape),
-        version=1,
+    inputs = [x, weight, weight_scale, bias, added, num_candidates, places]
+    attributes = {"least_input": -math.inf, "factor": factor}
+    return _choice("Int4Choice", inputs, attributes, num_outputs=bias.shape[0])
+
+
+def _choice(
+    name: str, inputs: list[Tensor], attributes: dict[str, Any], *, num_outputs: int
+) -> tuple[Tensor, ...]:
+    """The outputs of an operator that chooses tokens; the first input has its rows, the last its places."""
+    x, places = inputs[0], inputs[-1]
+    return tuple(
+        symbolic_multi_out(
+            f"{DOMAIN}::{name}",
+            inputs,
+            attributes,
+            dtypes=(torch.float32, torch.int64, torch.float32, torch.float32),
+            shapes=((x.shape[0], num_outputs), x.shape, x.shape, places.shape[:1]),
+            version=1,
+        )
     )
-    return logits, token_ids, log_probabilities
 
 
 def int4_embedding(ids: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:

@@ -389,7 +389,7 @@ class SharingStepGraph(StepGraph):
 
     With the project's own operators a row may have several positions in a step, such as those of a draft.
     If its weights are quantised it also finds the most probable tokens, which callers may want instead of
-    logits.
+    logits, and the log-probabilities of the tokens that they name.
     """
 
     def __init__(
@@ -407,12 +407,16 @@ class SharingStepGraph(StepGraph):
         places = [rows] if self.has_own_operators else []
         choice: list[TensorSpec] = []
         if self.chooser is not None:
-            choice.append(TensorSpec(names.NUM_CANDIDATES, "int64", (1,), Role.CANDIDATES))
+            choice = [
+                TensorSpec(names.NUM_CANDIDATES, "int64", (1,), Role.CANDIDATES),
+                TensorSpec(names.PLACES, "int64", (Axis.PLACES, 2), Role.CANDIDATES),
+            ]
             axes = (Axis.BATCH, Axis.CANDIDATES)
             self.answers = (
                 *self.answers,
                 TensorSpec(names.CANDIDATE_IDS, "int64", axes, Role.CANDIDATES),
                 TensorSpec(names.LOG_PROBABILITIES, "float32", axes, Role.CANDIDATES),
+                TensorSpec(names.FOUND, "float32", (Axis.PLACES,), Role.CANDIDATES),
             )
         self.inputs = (
             *self.columns,
@@ -449,7 +453,7 @@ class SharingStepGraph(StepGraph):
         )
         if self.chooser is None:
             return (*self.answer(hidden, cache_lengths), *new_cache)
-        chosen = self.chooser.choose(hidden, self.added, buffers[-1])
+        chosen = self.chooser.choose(hidden, self.added, *buffers[-2:])
         return (*chosen, *new_cache)
 
 

@@ -177,10 +177,10 @@ def write() -> onnx.ModelProto:
 def candidates() -> onnx.ModelProto:
     """The most probable tokens of each row, best first, of equals the lowest id: `(m, V)` to `(m, K)`.
 
-    As in `greedy`, the logits decide the order: two of them may round to the same log-probability.
+    As in `greedy`, the logits decide the order: two of them may round to the same log-probability. The
+    log-probabilities of some rows and tokens are looked up beside them: `(p,)`.
     """
-    inputs = [_logits(), _tensor(names.NUM_CANDIDATES, TensorProto.INT64, 1)]
-    outputs = _tokens("num_candidates")
+    inputs, outputs = _candidates()
     node = helper.make_node(
         "Candidates", [value.name for value in inputs], [value.name for value in outputs], domain=DOMAIN
     )
@@ -198,18 +198,14 @@ def normalize() -> onnx.ModelProto:
 def best() -> onnx.ModelProto:
     """The largest numbers of each row, best first, of equals the lowest id: `(m, V)` to `(m, K)`.
 
-    The numbers are log-probabilities after all changes, and are returned as they are.
+    The numbers are log-probabilities after all changes, and are returned as they are. Those of some rows and
+    tokens are looked up beside them: `(p,)`.
     """
-    nodes = [_top([names.LOG_PROBABILITIES, names.TOKEN_IDS])]
-    inputs = [_logits(), _tensor(names.NUM_CANDIDATES, TensorProto.INT64, 1)]
-    return _selection("best", nodes, inputs, _tokens("num_candidates"))
-
-
-def look_up() -> onnx.ModelProto:
-    """Some logits, by their rows and tokens: `(m, V)` to `(p,)`."""
-    nodes = [_node("GatherND", [names.LOGITS, names.PLACES], names.FOUND)]
-    inputs = [_logits(), _tensor(names.PLACES, TensorProto.INT64, "places", 2)]
-    return _selection("look_up", nodes, inputs, [_tensor(names.FOUND, TensorProto.FLOAT, "places")])
+    nodes = [
+        _top([names.LOG_PROBABILITIES, names.TOKEN_IDS]),
+        _node("GatherND", [names.LOGITS, names.PLACES], names.FOUND),
+    ]
+    return _selection("best", nodes, *_candidates())
 
 
 def score() -> onnx.ModelProto:
@@ -320,7 +316,6 @@ def all_graphs() -> dict[str, onnx.ModelProto]:
         "normalize.onnx": normalize(),
         "candidates.onnx": candidates(),
         "best.onnx": best(),
-        "look_up.onnx": look_up(),
         "score.onnx": score(),
         "detect.onnx": detect(),
         "times.onnx": times(),
@@ -421,6 +416,16 @@ def _draw(weights: str, uniforms: str, drawn: str) -> list[onnx.NodeProto]:
         _node("Cast", [f"{drawn}_is_passed"], f"{drawn}_passed", to=TensorProto.INT64),
         _node("ReduceSum", [f"{drawn}_passed", "axis_1"], drawn),
     ]
+
+
+def _candidates() -> tuple[list[onnx.ValueInfoProto], list[onnx.ValueInfoProto]]:
+    """The inputs and outputs of a graph that finds candidates, and looks up some tokens."""
+    inputs = [
+        _logits(),
+        _tensor(names.NUM_CANDIDATES, TensorProto.INT64, 1),
+        _tensor(names.PLACES, TensorProto.INT64, "places", 2),
+    ]
+    return inputs, [*_tokens("num_candidates"), _tensor(names.FOUND, TensorProto.FLOAT, "places")]
 
 
 def _top(outputs: list[str]) -> onnx.NodeProto:

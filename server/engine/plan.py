@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from seq2seq_serve.bundle.adapters import Weights
 from seq2seq_serve.server.engine.request import NO_ADAPTER, Array, Request
 from seq2seq_serve.server.engine.result import Alternatives
 from seq2seq_serve.server.engine.state import Sequence
+
+_PROGRESS = attrgetter("progress")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,33 @@ class Branches:
     alternatives: Alternatives = ()
 
 
+class Wanted(NamedTuple):
+    """The tokens that terms want, whose log-probabilities a step or a graph looks up.
+
+    Attributes:
+        places: `(p, 2)`: rows and token ids, one row after the other.
+        num_left: `(p,)`: the fewest tokens that complete all terms of the row after each token.
+    """
+
+    places: Array
+    num_left: Array
+
+    @classmethod
+    def by(cls, sequences: Iterable[Sequence]) -> Wanted:
+        """Returns the tokens that the terms of some rows want."""
+        rows, token_ids, num_left = list[int](), list[int](), list[int]()
+        for row, progress in enumerate(map(_PROGRESS, sequences)):
+            if progress is not None:
+                wanted = progress.wanted
+                rows += [row] * len(wanted)
+                token_ids += wanted
+                num_left += wanted.values()
+        return cls(np.array([rows, token_ids], np.int64).T.copy(), np.array(num_left, np.int64))
+
+
+NOTHING_WANTED = Wanted.by([])
+
+
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """The most probable next tokens of the rows of beams, best first: K for each of m rows.
@@ -33,13 +65,15 @@ class Candidates:
         places: By row, its index in the arrays.
         token_ids: `(m, K)`.
         log_probabilities: `(m, K)`; minus infinity for a forbidden token.
-        wanted: By row, the log-probabilities of the tokens that its request's terms want there.
+        wanted: The tokens that terms want; their rows are indices in the arrays.
+        found: `(p,)`: the log-probabilities of the wanted tokens.
     """
 
     places: Mapping[int, int]
     token_ids: Array
     log_probabilities: Array
-    wanted: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
+    wanted: Wanted
+    found: Array
 
 
 @dataclass(frozen=True, slots=True)

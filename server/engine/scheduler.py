@@ -334,7 +334,7 @@ class Scheduler:
 
     def _fork(self, selected: Selected, turn: _Turn) -> None:
         """Extend the beams, and start the further samples of a source, which copy rows."""
-        ranked = rank(turn.forking, selected.candidates) if selected.candidates else {}
+        ranked = rank(turn.forking, selected.candidates, self._eos_ids) if selected.candidates else {}
         for search in turn.forking:
             before = search.rows
             try:

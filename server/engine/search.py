@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
-from itertools import islice
-from typing import NamedTuple, cast
+from itertools import pairwise
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from seq2seq_serve.bundle.manifest import LengthPenalty
 from seq2seq_serve.server.engine.plan import Branches, Candidates
-from seq2seq_serve.server.engine.request import Beam, Request
+from seq2seq_serve.server.engine.request import Array, Beam, Request
 from seq2seq_serve.server.engine.result import Alternatives, FinishReason, Hypothesis, TokenScore
 from seq2seq_serve.server.engine.state import Search, Sequence
-from seq2seq_serve.server.engine.terms import RequiredTerms, shares
 from seq2seq_serve.server.errors import NO_NUMBERS, EngineFailed
 
 
@@ -39,13 +38,14 @@ class Fork(NamedTuple):
 class Ranked(NamedTuple):
     """The best extensions of a request's hypotheses by one token, best first; impossible ones come last.
 
+    Those of a beam with terms are as many as its banks choose, and each of them ends or goes on.
+
     Attributes:
         parents: The index of each one's hypothesis among the search's rows.
         token_ids: The tokens.
         log_probabilities: The log-probability of each token.
         totals: The log-probability of each extended hypothesis; minus infinity or NaN if it is impossible.
         alternatives: By row, the most probable tokens, if the request wants them.
-        num_left: The fewest tokens that each one needs after its own for all terms; empty without terms.
     """
 
     parents: list[int]
@@ -53,7 +53,6 @@ class Ranked(NamedTuple):
     log_probabilities: list[float]
     totals: list[float]
     alternatives: list[Alternatives]
-    num_left: list[int] = []  # noqa: RUF012 - of a named tuple, and never changed
 
     def token_score(self, place: int) -> TokenScore:
         """Returns the details of the token of one of them."""
@@ -165,94 +164,214 @@ def extend(sequence: Sequence, token_id: int, eos_ids: Collection[int]) -> bool:
     return True
 
 
-def rank(searches: Iterable[Search], tables: Iterable[Candidates]) -> dict[Search, Ranked]:
-    """Rank the extensions of many beams at once, `num_candidates` of each.
+def rank(
+    searches: Iterable[Search], tables: Iterable[Candidates], eos_ids: Collection[int]
+) -> dict[Search, Ranked]:
+    """Rank the extensions of many beams at once: `num_candidates` of each, or those that its terms choose.
 
     Equal extensions are ordered by their parents' rank, then by the lower id.
     """
     beams = [search for search in searches if search.request.beam is not None]
     ranked: dict[Search, Ranked] = {}
     for table in tables:
-        alike: dict[tuple[int, int], list[Search]] = {}
-        with_terms: list[Search] = []
+        alike: dict[tuple[int, int, bool], list[Search]] = {}
         for search in beams:
             first = search.rows[0]
             if first.row in table.places:
-                if first.progress is None:
-                    alike.setdefault((len(search.rows), first.num_branches), []).append(search)
-                else:
-                    with_terms.append(search)
-        if with_terms:
-            ranked |= _rank_with_terms(with_terms, table)
-        for (_, number), group in alike.items():
+                key = len(search.rows), first.num_branches, first.progress is None
+                alike.setdefault(key, []).append(search)
+        for (_, number, is_free), group in alike.items():
             rows = [row for search in group for row in search.rows]
             at = [table.places[row.row] for row in rows if row.row is not None]
             token_ids, log_probabilities = table.token_ids[at, :number], table.log_probabilities[at, :number]
-            width = token_ids.shape[1]  # a small vocabulary has fewer
+            num_left, num_ranked = None, number
+            if not is_free:
+                wanted = _wanted_of(table, at)
+                token_ids, log_probabilities, num_left = _with_wanted(
+                    rows, token_ids, log_probabilities, wanted, eos_ids
+                )
+                num_ranked = token_ids.size
+            width = token_ids.shape[1]  # a small vocabulary has fewer candidates
             before = np.array([row.log_probability for row in rows])
             sums = (before[:, None] + log_probabilities).reshape(len(group), -1)  # (R, B*width)
-            order = np.argsort(-sums, axis=1, kind="stable")[:, :number]
+            order = np.argsort(-sums, axis=1, kind="stable")[:, :num_ranked]
             best = order + np.arange(0, sums.size, sums.shape[1])[:, None]
-            columns = order // width, token_ids.take(best), log_probabilities.take(best), sums.take(best)
-            parents, tokens, scores, totals = (column.tolist() for column in columns)
-            for i, search in enumerate(group):
-                ranked[search] = Ranked(
-                    parents[i], tokens[i], scores[i], totals[i], _alternatives_of(search, table)
-                )
-    return ranked
-
-
-def _rank_with_terms(searches: list[Search], table: Candidates) -> dict[Search, Ranked]:
-    """Rank the candidates of beams with terms, and the tokens that the terms want, for each beam alone.
-
-    After a row without a begun term, only tokens of terms change what is missing. So its candidates that are
-    in no term are all in one bank, which never takes more of them than the size of the beam.
-    """
-    rows = [row for search in searches for row in search.rows]
-    at = [table.places[row.row] for row in rows if row.row is not None]
-    candidates = zip(table.token_ids[at].tolist(), table.log_probabilities[at].tolist(), strict=True)
-    ranked: dict[Search, Ranked] = {}
-    for search in searches:
-        terms, beam, number = search.request.terms, search.request.beam, search.rows[0].num_branches
-        assert terms is not None
-        assert beam is not None
-        advance = terms.advance
-        num_kept = number if terms.has_exact else beam.size + number // beam.size - 1
-        found: list[tuple[float, int, int, float, int]] = []
-        for parent, row in enumerate(search.rows):
-            progress, before = row.progress, row.log_probability
-            assert row.row is not None
-            assert progress is not None
-            token_ids, scores = next(candidates)
-            best = dict(zip(token_ids[:number], scores, strict=False))
-            left = progress.num_left
-            for token_id, score in table.wanted[row.row].items():
-                score = best.pop(token_id, score)
-                found.append((-before - score, parent, token_id, score, advance(progress, token_id).num_left))
-            if progress.begun.length:
-                found += [
-                    (-before - score, parent, token_id, score, advance(progress, token_id).num_left)
-                    for token_id, score in best.items()
-                ]
+            found = _Extensions(
+                order // width, token_ids.take(best), log_probabilities.take(best), sums.take(best)
+            )
+            if num_left is None:
+                columns = [each.tolist() for each in found]
             else:
-                found += [
-                    (-before - score, parent, token_id, score, left)
-                    for token_id, score in islice(best.items(), num_kept)
-                ]
-        found = sorted(each for each in found if each[0] < math.inf)  # NaN is not
-        totals, parents, tokens, log_probabilities, num_left = (
-            zip(*found, strict=True) if found else ([],) * 5
-        )
-        alternatives = _alternatives_of(search, table)
-        ranked[search] = Ranked(
-            list(parents),
-            list(tokens),
-            list(log_probabilities),
-            [-total for total in totals],
-            alternatives,
-            list(num_left),
-        )
+                is_chosen = _chosen(group, found, num_left.take(best), eos_ids)
+                ends = is_chosen.sum(axis=1).cumsum().tolist()
+                columns = [_split(each[is_chosen].tolist(), ends) for each in found]
+            for search, parents, tokens, scores, totals in zip(group, *columns, strict=True):
+                ranked[search] = Ranked(parents, tokens, scores, totals, _alternatives_of(search, table))
     return ranked
+
+
+def _split(values: list[Any], ends: list[int]) -> list[list[Any]]:
+    return [values[begin:end] for begin, end in pairwise([0, *ends])]
+
+
+class _Extensions(NamedTuple):
+    """Extensions of the hypotheses of R beams, `(R, N)`, the best first.
+
+    Attributes:
+        parents: As in `Ranked`, like the others.
+    """
+
+    parents: Array
+    token_ids: Array
+    log_probabilities: Array
+    totals: Array
+
+
+class _Wanted(NamedTuple):
+    """The tokens `(p,)` that the terms of some rows want, one row after the other.
+
+    Attributes:
+        rows: The row of each one.
+        numbers: Its number among those of its row.
+        token_ids: The tokens.
+        log_probabilities: Theirs.
+        num_left: The fewest tokens that each one needs after its own for all terms.
+    """
+
+    rows: Array
+    numbers: Array
+    token_ids: Array
+    log_probabilities: Array
+    num_left: Array
+
+
+def _wanted_of(table: Candidates, at: list[int]) -> _Wanted:
+    """Returns the tokens that are wanted at some places of a table."""
+    (places, token_ids), num_left = table.wanted.places.T, table.wanted.num_left
+    row_at = np.full(len(table.token_ids), -1)
+    row_at[at] = np.arange(len(at))
+    rows, numbers = row_at[places], np.arange(len(places)) - np.searchsorted(places, places)
+    wanted = _Wanted(rows, numbers, token_ids, table.found, num_left)
+    return wanted if rows.min(initial=0) == 0 else _Wanted(*(values[rows >= 0] for values in wanted))
+
+
+def _with_wanted(
+    rows: list[Sequence],
+    token_ids: Array,
+    log_probabilities: Array,
+    wanted: _Wanted,
+    eos_ids: Collection[int],
+) -> tuple[Array, Array, Array]:
+    """Adds the wanted tokens to the candidates of some rows, `(m, K)` each.
+
+    Returns:
+        The tokens `(m, K + W)`; their log-probabilities, minus infinity where there is none; and the fewest
+        tokens that each one needs after its own for all terms, or an end of sequence in its place.
+    """
+    progresses = [row.progress for row in rows if row.progress is not None]
+    num_rows, K = token_ids.shape
+    width, columns = K + int(wanted.numbers.max(initial=-1)) + 1, K + wanted.numbers
+    all_ids, num_left = np.full((num_rows, width), -1), np.empty((num_rows, width), np.int64)
+    scores = np.full((num_rows, width), -math.inf, log_probabilities.dtype)
+    all_ids[:, :K], scores[:, :K] = token_ids, log_probabilities
+    # After a row without a begun term, only tokens of terms change what is missing.
+    num_left[:] = left_now = np.array([progress.num_left for progress in progresses])[:, None]
+    for row, progress in enumerate(progresses):
+        if progress.begun.length:
+            num_left[row, :K] = progress.left_after(token_ids[row].tolist())
+    for eos_id in eos_ids:
+        np.copyto(num_left[:, :K], left_now, where=token_ids == eos_id)
+    all_ids[wanted.rows, columns] = wanted.token_ids
+    scores[wanted.rows, columns] = wanted.log_probabilities
+    num_left[wanted.rows, columns] = wanted.num_left
+    # A wanted token that is a candidate counts once, and keeps the place of the candidate.
+    each, candidates = np.nonzero(token_ids[wanted.rows] == wanted.token_ids[:, None])
+    num_left[wanted.rows[each], candidates] = wanted.num_left[each]
+    scores[wanted.rows[each], columns[each]] = -math.inf
+    return all_ids, scores, num_left
+
+
+def _chosen(searches: list[Search], found: _Extensions, num_left: Array, eos_ids: Collection[int]) -> Array:
+    """Returns whether beams with terms keep their extensions, `(R, N)`, by what they have of the terms.
+
+    An extension is in the bank of the number of tokens that it still needs, and each bank has a share of the
+    places. An extension that ends is kept if its bank's share has it, and if it has all terms or is at the
+    limit. One that could not have all terms at the limit is dropped, unless all would be. One that has a term
+    too often is kept only if there is no other, and no complete hypothesis.
+
+    Args:
+        searches: The beams, all of one size.
+        found: Their extensions.
+        num_left: The fewest tokens that each one needs after its own for all terms.
+        eos_ids: The tokens that end a sequence.
+    """
+    parents, token_ids, _, totals = found
+    is_end = np.logical_or.reduce([token_ids == eos_id for eos_id in eos_ids])
+    num_after = np.array([_num_after(search) for search in searches])[:, None]
+    is_repeating = np.zeros(is_end.shape, bool)
+    for number, search in enumerate(searches):
+        terms, stops = search.request.terms, search.request.stops
+        assert terms is not None
+        if terms.has_exact or stops is not None:
+            for place in np.flatnonzero((totals[number] > -math.inf) & ~is_end[number]).tolist():
+                row, token_id = search.rows[parents[number, place]], int(token_ids[number, place])
+                assert row.progress is not None
+                if terms.has_exact and terms.repeats(row.progress, row.token_ids, token_id):
+                    is_repeating[number, place] = True
+                else:
+                    is_end[number, place] = _end(row, token_id, eos_ids) is not None
+    is_possible = totals > -math.inf  # NaN is not
+    is_incomplete = is_end & (num_left > 0) & (num_after > 0)
+    may = is_possible & ~is_incomplete & ~is_repeating
+    for number in np.flatnonzero(~may.any(axis=1)).tolist():
+        if not searches[number].ended:
+            incomplete = is_possible[number] & is_incomplete[number]
+            may[number] = incomplete if incomplete.any() else is_possible[number]
+    in_time = may & (num_left <= num_after)
+    has_any = in_time.any(axis=1, keepdims=True)
+    may = in_time if has_any.all() else np.where(has_any, in_time, may)
+    beam = searches[0].request.beam
+    assert beam is not None
+    kept = shared(may, num_left, beam.size)
+    ends = kept & is_end
+    return ends | shared(may & ~is_end, num_left, beam.size) if ends.any() else kept
+
+
+def shared(may_have: Array, banks: Array, size: int) -> Array:
+    """Divides the places of beams among banks, by the number of tokens that their hypotheses still need.
+
+    The banks get places in turn, those that need the fewest tokens first, as long as they have hypotheses. So
+    each gets the same number, and the places that one does not need go to the others (Post & Vilar 2018,
+    section 3.3).
+
+    Args:
+        may_have: Whether a hypothesis may have a place, `(R, N)`: those of R beams, the best first.
+        banks: The bank of each hypothesis.
+        size: The number of places of each beam.
+
+    Returns:
+        Whether each hypothesis has a place.
+    """
+    num_beams, number = may_have.shape
+    numbers, begins = np.arange(number), number * np.arange(num_beams)[:, None]
+    no_bank = int(banks.max(initial=0)) + 1
+    given = np.where(may_have, banks, no_bank)
+    by_bank = np.argsort(given, axis=1, kind="stable") + begins
+    in_order = given.take(by_bank)
+    is_first = np.ones(may_have.shape, bool)
+    is_first[:, 1:] = in_order[:, 1:] != in_order[:, :-1]
+    rounds = numbers - np.maximum.accumulate(np.where(is_first, numbers, 0), axis=1)
+    turns = np.where(in_order == no_bank, number, rounds) * no_bank + in_order
+    chosen = by_bank.take(np.argsort(turns, axis=1)[:, :size] + begins)
+    has_place = np.zeros(may_have.shape, bool)
+    has_place.reshape(-1)[chosen] = True
+    return has_place & may_have
+
+
+def _num_after(search: Search) -> int:
+    """Returns the most tokens of a target after its next one."""
+    request = search.request
+    return max(request.max_new_tokens - search.rows[0].num_generated - 1 - request.ends_forced, 0)
 
 
 def branch(search: Search, branches: Branches, eos_ids: Collection[int]) -> list[Fork]:
@@ -340,29 +459,26 @@ def extend_beam(search: Search, ranked: Ranked, eos_ids: Collection[int]) -> lis
     beam, num_tokens = request.beam, rows[0].num_generated + 1
     assert beam is not None
     if _is_end_forced(rows[0]):
-        eos_id, totals = next(iter(eos_ids)), [row.log_probability for row in rows]
-        num_left = [row.progress.num_left for row in rows if row.progress is not None]
-        ranked = Ranked(list(range(len(rows))), [eos_id] * len(rows), [0.0] * len(rows), totals, [], num_left)
+        lacking = [row.progress.num_left if row.progress is not None else 0 for row in rows]
+        lasts = [parent for parent, number in enumerate(lacking) if not number or all(lacking)]
+        totals = [rows[parent].log_probability for parent in lasts]
+        ranked = Ranked(lasts, [next(iter(eos_ids))] * len(lasts), [0.0] * len(lasts), totals, [])
 
     def penalty(number: int) -> float:
         return length_penalty(number + request.num_counted, beam.alpha, beam.formula)
 
     ended, going = list(search.ended.values()), list[int]()  # the best first
-    if request.terms is None:
-        for place, token_id in enumerate(ranked.token_ids):
-            if not ranked.totals[place] > -math.inf:
-                break
-            may_end = token_id in eos_ids or request.stops is not None
-            reason = _end(rows[ranked.parents[place]], token_id, eos_ids) if may_end else None
-            if reason is None:
-                going.append(place)
-                if len(going) == beam.size:  # later ones are not among the first `size` extensions
-                    break
-            elif place < beam.size:
-                ended.append(_ended(search, ranked, place, reason, penalty(num_tokens)))
-    else:
-        ends, going = _divided(search, ranked, eos_ids, request.terms)
-        ended += [_ended(search, ranked, place, reason, penalty(num_tokens)) for place, reason in ends]
+    for place, token_id in enumerate(ranked.token_ids):
+        if not ranked.totals[place] > -math.inf:
+            break
+        may_end = token_id in eos_ids or request.stops is not None
+        reason = _end(rows[ranked.parents[place]], token_id, eos_ids) if may_end else None
+        if reason is None:
+            going.append(place)
+            if len(going) == beam.size and request.terms is None:
+                break  # later ones are not among the first `size` extensions
+        elif place < beam.size or request.terms is not None:
+            ended.append(_ended(search, ranked, place, reason, penalty(num_tokens)))
     if len(ended) > len(search.ended):
         ended = _best(ended, beam.size)
     # The banks of a beam with terms complete hypotheses one after the other: those of the result are enough.
@@ -383,66 +499,6 @@ def extend_beam(search: Search, ranked: Ranked, eos_ids: Collection[int]) -> lis
         del ended[request.num_hypotheses :]
     search.ended = dict(enumerate(ended))
     return _place(search, ranked, going)
-
-
-def _divided(
-    search: Search, ranked: Ranked, eos_ids: Collection[int], terms: RequiredTerms
-) -> tuple[list[tuple[int, FinishReason]], list[int]]:
-    """Divides the places of a beam among extensions by what they have of the required terms.
-
-    An extension is in the bank of the number of tokens that it still needs, and each bank has a share of the
-    places. An extension that ends is kept if its bank's share has it, and if it has all terms or is at the
-    limit. One that could not have all terms at the limit is dropped, unless all would be.
-
-    Returns:
-        The extensions that end, and why, and those that go on, the best first.
-    """
-    request, rows = search.request, search.rows
-    assert request.beam is not None
-    size, num_new = request.beam.size, rows[0].num_generated + 1
-    num_after = max(request.max_new_tokens - num_new - request.ends_forced, 0)  # tokens of the target
-    may_stop, has_exact = request.stops is not None, terms.has_exact
-    num_left, ends = ranked.num_left, dict[int, FinishReason]()
-    complete, incomplete, repeating = list[int](), list[int](), list[int]()
-    for place, (parent, token_id) in enumerate(zip(ranked.parents, ranked.token_ids, strict=True)):
-        row, is_eos = rows[parent], token_id in eos_ids
-        assert row.progress is not None
-        if is_eos:
-            num_left[place] = row.progress.num_left
-        if has_exact and not is_eos and terms.repeats(row.progress, row.token_ids, token_id):
-            repeating.append(place)
-        elif (is_eos or may_stop) and (reason := _end(row, token_id, eos_ids)) is not None:
-            ends[place] = reason
-            if num_after and num_left[place]:
-                incomplete.append(place)
-            else:
-                complete.append(place)
-        else:
-            complete.append(place)
-    if not complete:
-        if search.ended:
-            return [], []
-        complete = incomplete or repeating
-    places = [place for place in complete if num_left[place] <= num_after] or complete
-    kept = _shared(places, num_left, size)
-    going = [place for place in places if place not in ends]
-    return [(place, ends[place]) for place in kept if place in ends], _shared(going, num_left, size)
-
-
-def _shared(places: list[int], num_left: list[int], size: int) -> list[int]:
-    """Returns the extensions, of some in their order, that are in the shares of their banks."""
-    if len(places) <= size:
-        return places
-    counts: dict[int, int] = {}
-    for place in places:
-        counts[num_left[place]] = counts.get(num_left[place], 0) + 1
-    share, kept = shares(counts, size), list[int]()
-    for place in places:
-        bank = num_left[place]
-        if share[bank]:
-            share[bank] -= 1
-            kept.append(place)
-    return kept
 
 
 def num_candidates(beam: Beam, eos_ids: Collection[int]) -> int:

@@ -8,7 +8,7 @@ and tests compare the two.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -92,14 +92,21 @@ class Progress:
     num_at_end: int
     after: dict[int, Progress] = field(default_factory=dict)
     first_repeated: int | None = None
-    _wanted: tuple[int, ...] | None = None
+    _wanted: dict[int, int] | None = None
 
     @property
-    def wanted(self) -> tuple[int, ...]:
-        """The tokens that begin a missing term, or continue the one that the target has begun."""
+    def wanted(self) -> dict[int, int]:
+        """The tokens that begin a missing term, or continue the one that the target has begun.
+
+        They are in order, with the fewest tokens that complete all terms after each of them.
+        """
         if self._wanted is None:  # few of the progresses that are ranked go on
             self._wanted = self.terms.wanted(self)
         return self._wanted
+
+    def left_after(self, token_ids: Iterable[int]) -> list[int]:
+        """Returns the fewest tokens that complete all terms after each of some next tokens."""
+        return self.terms.left_after(self, token_ids)
 
 
 class RequiredTerms:
@@ -175,6 +182,37 @@ class RequiredTerms:
             self._num_kept += 1
         return found
 
+    def left_after(self, progress: Progress, token_ids: Iterable[int]) -> list[int]:
+        """Returns the fewest tokens that complete all terms after each of some next tokens."""
+        ids, advance, bytes_of = self._ids, self.advance, self._bytes_of
+        other = going_on = self._left_after_other(progress, goes_on=False)
+        if self._has_word_ends:
+            going_on = self._left_after_other(progress, goes_on=True)
+        if going_on == other:
+            return [
+                advance(progress, token_id).num_left if token_id in ids else other for token_id in token_ids
+            ]
+        return [
+            advance(progress, token_id).num_left
+            if token_id in ids
+            else (going_on if begins_inside(bytes_of(token_id)) else other)
+            for token_id in token_ids
+        ]
+
+    def _left_after_other(self, progress: Progress, *, goes_on: bool) -> int:
+        """Returns the fewest tokens that complete all terms after a token of none.
+
+        It `goes_on` if it continues the last word.
+        """
+        while progress.settled is not None:
+            number = self._whole(
+                progress.missing, progress.begun, is_after_break=progress.is_after_break, goes_on=goes_on
+            )
+            if number is not None:
+                return progress.num_missing_tokens - self._costs[number]
+            progress = progress.settled
+        return progress.num_missing_tokens
+
     def _forget(self) -> None:
         """Drops what was found. Rows keep their progress."""
         for progress in self._known.values():
@@ -185,7 +223,7 @@ class RequiredTerms:
     def _advanced(self, progress: Progress, token_id: int) -> Progress:
         going_on: list[tuple[Progress, _Beginning]] = []  # each settles as the next one
         while (found := progress.after.get(token_id)) is None:
-            begun = self._continued(progress, token_id)
+            begun = self._continued(progress, token_id) if token_id in self._ids else None
             if begun is not None:
                 going_on.append((progress, begun))
             if not progress.begun.length:
@@ -285,19 +323,27 @@ class RequiredTerms:
         first, _, length = progress.begun
         return self._spellings[first][1].token_ids[:length]
 
-    def wanted(self, progress: Progress) -> tuple[int, ...]:
-        """Returns the tokens that begin a missing term, or continue the one that a target has begun."""
+    def wanted(self, progress: Progress) -> dict[int, int]:
+        """Returns the tokens that begin a missing term, or continue the one that a target has begun.
+
+        They are in order, with the fewest tokens that complete all terms after each of them.
+        """
         begun, is_after_break = progress.begun, progress.is_after_break
-        wanted = {
-            spelling.token_ids[begun.length]: None
-            for _, spelling in self._open(progress.missing, begun, is_after_break=is_after_break)
-            if len(spelling.token_ids) > begun.length
-        }
-        if begun.length:
-            is_after_break = opens(self._bytes_of(self.tail(progress)[-1]))
-            for _, spelling in self._open(progress.missing, self._nothing, is_after_break=is_after_break):
-                wanted[spelling.token_ids[0]] = None
-        return tuple(wanted)
+        wanted: dict[int, int] = {}
+        if not begun.length:
+            for number, spelling in self._open(progress.missing, begun, is_after_break=is_after_break):
+                token_id, gain = spelling.token_ids[0], self._costs[number] - len(spelling.token_ids) + 1
+                left = progress.num_missing_tokens - max(0, gain)
+                wanted[token_id] = min(left, wanted.get(token_id, left))
+            return wanted
+        for _, spelling in self._open(progress.missing, begun, is_after_break=is_after_break):
+            if len(spelling.token_ids) > begun.length:
+                wanted[spelling.token_ids[begun.length]] = 0
+        is_after_break = opens(self._bytes_of(self.tail(progress)[-1]))
+        for _, spelling in self._open(progress.missing, self._nothing, is_after_break=is_after_break):
+            wanted[spelling.token_ids[0]] = 0
+        token_ids = sorted(wanted)
+        return dict(zip(token_ids, progress.left_after(token_ids), strict=True))
 
     def repeats(self, progress: Progress, token_ids: list[int], token_id: int) -> bool:
         """Returns whether a token leaves the target with a term that it must not have again.
@@ -368,27 +414,6 @@ class RequiredTerms:
 def num_tokens(terms: Iterable[Term]) -> int:
     """Returns the fewest tokens that write some terms."""
     return sum(term.number * _cost(term) for term in terms)
-
-
-def shares(counts: Mapping[int, int], size: int) -> dict[int, int]:
-    """Divides the places of a beam among banks, by the number of tokens that their hypotheses still need.
-
-    The banks get places in turn, those that need the fewest tokens first, as long as they have hypotheses. So
-    each gets the same number, and the places that one does not need go to the others (Post & Vilar 2018,
-    section 3.3).
-
-    Args:
-        counts: The number of hypotheses in each bank.
-        size: The number of places.
-    """
-    taken = dict.fromkeys(sorted(counts), 0)
-    open_banks = [bank for bank in taken if counts[bank]]
-    while open_banks and size:
-        for bank in open_banks[:size]:
-            taken[bank] += 1
-        size -= len(open_banks[:size])
-        open_banks = [bank for bank in open_banks if taken[bank] < counts[bank]]
-    return taken
 
 
 def _without(missing: tuple[int, ...], number: int) -> tuple[int, ...]:

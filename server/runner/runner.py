@@ -25,7 +25,7 @@ from seq2seq_serve.bundle.manifest import Bundle, Timestamps, VariantFiles
 from seq2seq_serve.bundle.names import Axis, Role, Verb
 from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.engine.drafts import MAX_DRAFTED
-from seq2seq_serve.server.engine.plan import Move, Selected
+from seq2seq_serve.server.engine.plan import NOTHING_WANTED, Move, Selected
 from seq2seq_serve.server.engine.request import NO_ADAPTER, Array, Beam, Constraints, Request, Sampling
 from seq2seq_serve.server.engine.state import Search, Sequence
 from seq2seq_serve.server.engine.terms import RequiredTerms, Spelling, Term
@@ -46,7 +46,8 @@ _FIRST_BETWEEN = 16  # from here on there is a bucket between two powers of two
 _ENCODE_ROWS, _ENCODE_LENGTHS = (1, 2, 4, 8, 16, 32, 64), (16, 32, 64, 128, 256, 512, 1024)
 _MOST_ENCODED = 8192
 _NOT_CAPTURED = -1  # the graph id of a run of a captured session that is neither captured nor replayed
-_CANDIDATES = (names.CANDIDATE_IDS, names.LOG_PROBABILITIES)
+_CANDIDATES = (names.CANDIDATE_IDS, names.LOG_PROBABILITIES, names.FOUND)
+_NOTHING_FOUND = np.zeros(0, np.float32)  # the steps of older bundles look nothing up
 _NOT_NUMBERS = "what the graph {} computes is not a number: its weights are damaged, export the model again"
 _STATE = attrgetter("num_branches", "num_forced", "is_plain")  # of a row before a step
 
@@ -142,6 +143,7 @@ class OnnxRunner:
         self.shares_memory = names.OWNERS in inputs and has_operators and not has_state
         self.takes_drafts = names.CACHE_ROWS in inputs and self.device.is_host and has_operators
         self.chooses_tokens = names.NUM_CANDIDATES in inputs and self.device.is_host and has_operators
+        self._looks_up = names.PLACES in inputs  # otherwise a step with terms returns logits
         self._candidate_outputs = [outputs.index(name) for name in _CANDIDATES if name in outputs]
         self._picks_in_step = names.out(names.TOKEN_IDS) in outputs
         never_ids = manifest.generation.suppressed_token_ids
@@ -183,8 +185,8 @@ class OnnxRunner:
 
         # The sessions, and their bindings
         self._buckets = buckets_up_to(self.num_slots)
-        # By the number of rows, the state's copy, and the number of candidates
-        self._bindings: dict[tuple[int, int, int], list[Any]] = {}
+        # By the number of rows, the state's copy, the number of candidates, and whether tokens are looked up
+        self._bindings: dict[tuple[int, int, int, bool], list[Any]] = {}
         self._num_candidates: dict[int, Array] = {}  # the bindings refer to these arrays
         self._staged: dict[tuple[int, int], _Staged] = {}  # captured encode calls, by rows and tokens
         self._padded: set[tuple[int, int]] = set()  # shapes of other encode calls that were run to warm up
@@ -429,11 +431,25 @@ class OnnxRunner:
         self._columns.fill(rows, have_grown=are_growing and rows is self._rows)
         has_plain = any(is_plain for *_, is_plain in states)
         are_plain = all(is_plain for *_, is_plain in states)
-        num_candidates = selection.num_candidates(rows, self.vocab_size) if self.chooses_tokens else 0
-        binding = self._run_step(num_rows, picks=has_plain, num_candidates=num_candidates)
-        if has_plain and self.device.is_host and not num_candidates:
+        num_candidates, wanted = 0, NOTHING_WANTED
+        if self.chooses_tokens:
+            num_candidates, wanted = selection.choice(rows, self.vocab_size, looks_up=self._looks_up)
+        binding = self._run_step(
+            num_rows, picks=has_plain, num_candidates=num_candidates, places=wanted.places
+        )
+        best: list[Array] = []
+        if num_candidates > 1:
+            values = binding.get_outputs_as_ortvaluevector()
+            # The binding's next step overwrites them.
+            best = [values[index].numpy() for index in self._candidate_outputs]
+        elif has_plain and self.device.is_host and not num_candidates:
             self._columns.pick(num_rows)
-        token_ids = self._columns.read_token_ids(num_rows) if has_plain else [self.eos_ids[0]] * num_rows
+        if not has_plain:
+            token_ids = [self.eos_ids[0]] * num_rows
+        elif best:
+            token_ids = best[0][:, 0].tolist()
+        else:
+            token_ids = self._columns.read_token_ids(num_rows)
         self._rows = rows if are_growing else ()
         if num_steps > 1 and min(token_ids) >= 0:
             return Selected(token_ids, further=tuple(self._repeated(rows, num_steps - 1, num_candidates)))
@@ -447,11 +463,10 @@ class OnnxRunner:
             }
         if are_plain:
             return Selected(token_ids, failures=failures, attention=attention)
-        if num_candidates:
-            values = binding.get_outputs_as_ortvaluevector()
-            # The binding's next step overwrites them.
-            best = [values[index].numpy() for index in self._candidate_outputs]
-            return Selected(token_ids, candidates=selection.table_of(rows, *best), attention=attention)
+        if best:
+            ids, log_probabilities, found = (*best, _NOTHING_FOUND)[:3]
+            candidates = selection.table_of(rows, ids, log_probabilities, wanted, found)
+            return Selected(token_ids, candidates=candidates, failures=failures, attention=attention)
         selected = self._selector.select(rows, token_ids)
         return replace(selected, failures={**failures, **selected.failures}, attention=attention)
 
@@ -588,7 +603,14 @@ class OnnxRunner:
                 binding.bind_output(spec.name, CPU)
         return binding
 
-    def _run_step(self, num_rows: int, *, picks: bool = True, num_candidates: int = 0) -> Any:
+    def _run_step(
+        self,
+        num_rows: int,
+        *,
+        picks: bool = True,
+        num_candidates: int = 0,
+        places: Array = NOTHING_WANTED.places,
+    ) -> Any:
         """Run the step over the first rows; with `picks` also a device's graph that selects the best tokens.
 
         A captured step runs the smallest bucket that holds the rows; the bucket's other rows are free.
@@ -598,17 +620,21 @@ class OnnxRunner:
             picks: Whether some row needs its most probable token.
             num_candidates: The number of candidates that the step finds itself, in the place of logits. The
                 id of a single one is the next step's input.
+            places: The rows and token ids `(p, 2)` whose log-probabilities the step looks up.
 
         Returns:
             The step's binding.
         """
         if self.captures_steps:
             num_rows = self._buckets[bisect_left(self._buckets, num_rows)]
-        key = num_rows, self._state_copy, num_candidates
+        key = num_rows, self._state_copy, num_candidates, bool(len(places))
         if key not in self._bindings:
             if len(self._bindings) >= 4 * self._columns.num_rows:  # requests choose the number of candidates
                 self._bindings.clear()
             self._bindings[key] = self._bind_step(num_rows, num_candidates)
+        if len(places):
+            self._bindings[key][0].bind_cpu_input(names.PLACES, places)
+            self._bindings[key][0].bind_output(names.FOUND, CPU)  # of a size of its own
         sessions = [self._sessions[Verb.STEP]]
         if picks and self._select is not None:
             sessions.append(self._select)
@@ -679,7 +705,8 @@ class OnnxRunner:
     def _bind_step(self, num_rows: int, num_candidates: int) -> list[Any]:
         """Returns the bindings of the step and, if a second graph selects tokens, of that graph."""
         given = self._num_candidates.setdefault(num_candidates, np.array([num_candidates]))
-        bindings = [self._bind(Verb.STEP, 0, num_rows, {names.NUM_CANDIDATES: given})]
+        feeds = {names.NUM_CANDIDATES: given, names.PLACES: NOTHING_WANTED.places}
+        bindings = [self._bind(Verb.STEP, 0, num_rows, feeds)]
         if self._select is not None:
             select = self._select.io_binding()
             self._columns.bind_logits(self.device.bind_input, select, num_rows)

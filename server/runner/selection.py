@@ -17,7 +17,7 @@ import numpy as np
 
 from seq2seq_serve.bundle import names
 from seq2seq_serve.server.engine.constraints import adjustments, penalties, time_bounds
-from seq2seq_serve.server.engine.plan import Branches, Candidates, Selected
+from seq2seq_serve.server.engine.plan import NOTHING_WANTED, Branches, Candidates, Selected, Wanted
 from seq2seq_serve.server.engine.request import Array, Request, Sampling
 from seq2seq_serve.server.engine.result import Alternatives
 from seq2seq_serve.server.engine.state import Sequence
@@ -33,7 +33,6 @@ _GRAPHS = (
     "normalize",
     "candidates",
     "best",
-    "look_up",
     "sample",
     "sample_sorted",
     "sample_top_p",
@@ -95,12 +94,27 @@ class _Ask(NamedTuple):
     changes: Mapping[int, tuple[float, float]]
 
 
-def num_candidates(rows: Collection[Sequence], vocab_size: int) -> int:
-    """Returns how many of the most probable tokens decide every row; 0 if some row needs logits."""
-    ways = set(map(_WAY, rows))
-    if ways == _FREE_BEAMS:
-        return _num_wanted(rows, vocab_size)
-    return int(all(is_plain for _, is_plain, _ in ways))
+_ANY_PLACE = np.zeros((1, 2), np.int64)  # for a graph that has to look something up
+
+
+def choice(rows: Collection[Sequence], vocab_size: int, *, looks_up: bool) -> tuple[int, Wanted]:
+    """Returns what decides every row, if the step itself selects tokens.
+
+    Args:
+        rows: The rows of a step.
+        vocab_size: V.
+        looks_up: Whether the step also looks up log-probabilities.
+
+    Returns:
+        How many of the most probable tokens; 0 if some row needs logits. And the tokens that terms want.
+    """
+    ways = {way for way in set(map(_WAY, rows)) if not way[1]}
+    if not ways:
+        return 1, NOTHING_WANTED
+    if not ways <= (_FREE_BEAMS_WITH_TERMS if looks_up else _FREE_BEAMS):
+        return 0, NOTHING_WANTED
+    wanted = NOTHING_WANTED if ways == _FREE_BEAMS else Wanted.by(rows)
+    return _num_wanted(rows, vocab_size), wanted
 
 
 def _num_wanted(rows: Collection[Sequence], vocab_size: int) -> int:
@@ -110,14 +124,11 @@ def _num_wanted(rows: Collection[Sequence], vocab_size: int) -> int:
 
 
 def table_of(
-    rows: Collection[Sequence],
-    token_ids: Array,
-    log_probabilities: Array,
-    wanted: Mapping[int, Mapping[int, float]] | None = None,
+    rows: Collection[Sequence], token_ids: Array, log_probabilities: Array, wanted: Wanted, found: Array
 ) -> tuple[Candidates]:
-    """Returns the candidates `(B, K)` of all rows of a step, which are those of beams."""
+    """Returns the candidates `(B, K)` of all rows of a step."""
     places = {row: row for row in range(len(rows))}
-    return (Candidates(places, token_ids, log_probabilities, wanted or {}),)
+    return (Candidates(places, token_ids, log_probabilities, wanted, found),)
 
 
 class Selector:
@@ -183,10 +194,10 @@ class Selector:
             logits = self._constrained(kind, asks, len(rows))
             if kind.is_beam:
                 sequences = [ask.sequence for ask in asks]
-                best_ids, log_probabilities = self._best(kind.graph, sequences, logits)
-                wanted = self._wanted(sequences, logits, best_ids, log_probabilities)
+                wanted = Wanted.by(sequences)
+                best_ids, log_probabilities, found = self._best(kind.graph, sequences, logits, wanted)
                 places = {ask.row: place for place, ask in enumerate(asks)}
-                candidates.append(Candidates(places, best_ids, log_probabilities, wanted))
+                candidates.append(Candidates(places, best_ids, log_probabilities, wanted, found))
             else:
                 self._branch(kind, asks, logits, token_ids, branches)
         self._columns.write_token_ids(token_ids)
@@ -197,44 +208,10 @@ class Selector:
         logits = self._rows(0, len(rows))
         if self._never_ids:
             self._suppress(logits, len(rows))
-        best_ids, log_probabilities = self._best(_BEAM.graph, rows, logits)
-        wanted = self._wanted(rows, logits, best_ids, log_probabilities)
-        return Selected(token_ids, candidates=table_of(rows, best_ids, log_probabilities, wanted))
-
-    def _wanted(
-        self, sequences: Collection[Sequence], logits: _Logits, token_ids: Array, log_probabilities: Array
-    ) -> dict[int, dict[int, float]]:
-        """Returns the log-probabilities of the tokens that terms want, by row.
-
-        Args:
-            sequences: The rows of the logits.
-            logits: Those from which the candidates come.
-            token_ids: The candidates `(m, K)`, best first.
-            log_probabilities: Theirs.
-        """
-        wanted = {
-            place: sequence.progress.wanted
-            for place, sequence in enumerate(sequences)
-            if sequence.progress is not None
-        }
-        if not wanted:
-            return {}
-        best_ids = token_ids[:, 0].tolist()
-        places = [each for place, ids in wanted.items() for each in (best_ids[place], *ids)]
-        counts = [1 + len(ids) for ids in wanted.values()]
-        pairs = np.stack([np.repeat([*wanted], counts), np.array(places)], axis=1)
-        binding = self._bound("look_up", logits.bind_input, {names.PLACES: pairs})
-        binding.bind_output(names.FOUND, CPU)
-        self._sessions["look_up"].run_with_iobinding(binding)
-        found = iter(binding.get_outputs()[0].numpy().tolist())
-        rows = [sequence.row for sequence in sequences]
-        result: dict[int, dict[int, float]] = {}
-        for place, ids in wanted.items():
-            row, best = rows[place], next(found)
-            assert row is not None
-            shift = float(log_probabilities[place, 0]) - best
-            result[row] = {token_id: next(found) + shift for token_id in ids}
-        return result
+        wanted = Wanted.by(rows)
+        best_ids, log_probabilities, found = self._best(_BEAM.graph, rows, logits, wanted)
+        candidates = table_of(rows, best_ids, log_probabilities, wanted, found)
+        return Selected(token_ids, candidates=candidates)
 
     def _branch(
         self,
@@ -249,7 +226,7 @@ class Selector:
         is_ranked = kind == _CANDIDATES
         if is_ranked or any(ask.sequence.request.num_alternatives for ask in asks):
             sequences = [ask.sequence for ask in asks]
-            best = [values.tolist() for values in self._best(kind.graph, sequences, logits)]
+            best = [values.tolist() for values in self._best(kind.graph, sequences, logits)[:2]]
         picked: _Picked | None
         if kind.graph == "score":
             labels = [self._label(ask.sequence) for ask in asks]
@@ -268,10 +245,18 @@ class Selector:
             branches[ask.row].token_ids.extend(picked[0][i][:num_picked])
             branches[ask.row].log_probabilities.extend(picked[1][i][:num_picked])
 
-    def _best(self, graph: str, sequences: Collection[Sequence], logits: _Logits) -> list[Array]:
-        """Returns the most probable tokens, as many as any row needs, and their log-probabilities: (m, K)."""
-        feeds = {names.NUM_CANDIDATES: np.array([_num_wanted(sequences, self._vocab_size)])}
-        return self._outputs("best" if graph == "best" else "candidates", logits, feeds)
+    def _best(
+        self, graph: str, sequences: Collection[Sequence], logits: _Logits, wanted: Wanted = NOTHING_WANTED
+    ) -> list[Array]:
+        """Returns the most probable tokens, as many as any row needs, and their log-probabilities: (m, K).
+
+        The third array has the log-probabilities of the wanted tokens, (p,).
+        """
+        feeds = {
+            names.NUM_CANDIDATES: np.array([_num_wanted(sequences, self._vocab_size)]),
+            names.PLACES: wanted.places if len(wanted.places) else _ANY_PLACE,
+        }
+        return self._outputs("best" if graph == "best" else "candidates", logits, feeds, names.FOUND)
 
     def _asks(self, row: int, sequence: Sequence) -> tuple[_Kind, list[_Ask]]:
         """Returns the way in which a row's tokens are selected, and the row's selections."""

@@ -13,7 +13,7 @@ import pytest
 
 from seq2seq_serve import kernels, load
 from seq2seq_serve.bundle.manifest import Bundle, load_bundle
-from seq2seq_serve.bundle.names import NUM_CANDIDATES, Precision, Verb
+from seq2seq_serve.bundle.names import NUM_CANDIDATES, PLACES, Precision, Verb
 from seq2seq_serve.export import convert, parity
 from seq2seq_serve.export.exporter import TOLERANCES, ExportError, export_bundle, make_graphs
 from seq2seq_serve.export.graphs import linear
@@ -45,11 +45,12 @@ def test_the_graphs_have_the_names_types_and_axes_of_the_manifest(precision, ver
             (tensor.name, tensor.dtype, tensor.axes) for tensor in tensors
         ]
     named = {axis for tensor in spec.inputs for axis in tensor.axes if isinstance(axis, str)}
+    looked_up = set() if precision == "fp32" else {"places"}
     assert (
         named
         == {
             Verb.ENCODE: {"batch", "source_length", "memory_capacity"},
-            Verb.STEP: {"batch", "cache_capacity", "memory_capacity"},
+            Verb.STEP: {"batch", "cache_capacity", "memory_capacity"} | looked_up,
             Verb.DECODE: {"batch", "target_length", "label_length", "cache_capacity", "memory_capacity"},
         }[verb]
     )
@@ -195,7 +196,7 @@ def test_graphs_quantise_every_map_by_constant_weights(verb, num_maps, precision
         if node.op_type == "MatMul":
             assert not constants & set(node.input)
         if node.op_type.startswith(family):
-            assert set(node.input[1:]) <= constants | {NUM_CANDIDATES}
+            assert set(node.input[1:]) <= constants | {NUM_CANDIDATES, PLACES}
 
 
 @pytest.fixture(scope="module")

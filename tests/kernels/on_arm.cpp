@@ -164,7 +164,9 @@ int main(int count, char **given) {
     const auto logits = read(N * V);
     std::vector<float> log_probabilities(N * K);
     std::vector<int64_t> ids(N * K);
+    std::vector<double> normalizers(N);
     Ranking work{};
+    work.normalizers = normalizers.data();
     work.logits = logits.data(), work.log_probabilities = log_probabilities.data(), work.token_ids = ids.data();
     work.num_rows = N, work.vocab_size = V, work.num_candidates = K;
     run(work);

@@ -310,26 +310,35 @@ def test_caches_round_to_half_precision_as_numpy_does(has_kernels):
         np.testing.assert_array_equal(written[0, 0, LAST_POSITIONS[0]], rounded)
 
 
+def candidates_model():
+    types = {"logits": FLOAT, "num_candidates": INT64, "places": INT64}
+    outputs = {"token_ids": INT64, "log_probabilities": FLOAT, "found": FLOAT}
+    return model_of("Candidates", values_of(types, [["m", "V"], [1], ["P", 2]]), {}, outputs)
+
+
 @pytest.mark.parametrize("count", [0, 10])
 def test_a_wrong_number_of_candidates_is_refused(count):
-    inputs = values_of({"logits": FLOAT, "num_candidates": INT64}, [["m", "V"], [1]])
-    model = model_of("Candidates", inputs, {}, {"token_ids": INT64, "log_probabilities": FLOAT})
+    model = candidates_model()
     feeds = {"logits": np.zeros((2, 9), np.float32), "num_candidates": np.array([count])}
+    feeds["places"] = np.zeros((0, 2), np.int64)
     with pytest.raises(Exception, match="number of candidates"):
         session_of(model, has_kernels=True).run(None, feeds)
 
 
 def test_candidates_of_many_rows_are_those_of_each_row():
-    inputs = values_of({"logits": FLOAT, "num_candidates": INT64}, [["m", "V"], [1]])
-    model = model_of("Candidates", inputs, {}, {"token_ids": INT64, "log_probabilities": FLOAT})
+    model = candidates_model()
     session = session_of(model, has_kernels=True)
     logits = np.random.default_rng(0).standard_normal((200, 3001)).astype(np.float32)
     number = np.array([5])
-    together = session.run(None, {"logits": logits, "num_candidates": number})
-    for row in (0, 77, 199):
-        alone = session.run(None, {"logits": logits[row : row + 1], "num_candidates": number})
-        for one, many in zip(alone, together, strict=True):
+    rows = [0, 77, 199]
+    places = np.array([(row, 3000 - row) for row in rows])
+    together = session.run(None, {"logits": logits, "num_candidates": number, "places": places})
+    for i, row in enumerate(rows):
+        feeds = {"logits": logits[row : row + 1], "places": places[i : i + 1] * [0, 1]}
+        alone = session.run(None, feeds | {"num_candidates": number})
+        for one, many in zip(alone[:2], together[:2], strict=True):
             np.testing.assert_array_equal(one[0], many[row])
+        assert alone[2] == together[2][i]
 
 
 def test_tokens_of_many_sources_are_those_of_each_source():
@@ -366,14 +375,14 @@ def test_sources_that_do_not_fit_the_tokens_are_refused(lengths):
     ("m", "V", "K"), [(1, 1, 1), (3, 37, 1), (3, 37, 37), (80, 6000, 10), (2, 50_001, 70)]
 )
 def test_kernel_and_definition_find_the_candidates(m, V, K):
-    inputs = values_of({"logits": FLOAT, "num_candidates": INT64}, [["m", "V"], [1]])
-    model = model_of("Candidates", inputs, {}, {"token_ids": INT64, "log_probabilities": FLOAT})
+    model = candidates_model()
     rng = np.random.default_rng(V)
     logits = rng.standard_normal((m, V)).astype(np.float32) * 4
     logits[:, V // 2 :] = logits[:, V // 2 :].round()  # many are equal
     logits[0, 1::5] = -np.inf
-    feeds = {"logits": logits, "num_candidates": np.array([K])}
-    (ids, scores), (expected_ids, expected_scores) = (
+    places = np.stack([np.arange(m), np.arange(m) * 7 % V], axis=1)
+    feeds = {"logits": logits, "num_candidates": np.array([K]), "places": places}
+    (ids, scores, found), (expected_ids, expected_scores, expected_found) = (
         session_of(model, has_kernels=has_kernels).run(None, feeds) for has_kernels in (True, False)
     )
     np.testing.assert_array_equal(
@@ -385,6 +394,8 @@ def test_kernel_and_definition_find_the_candidates(m, V, K):
     exact = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     np.testing.assert_allclose(scores, np.take_along_axis(exact, ids, 1), atol=5e-6)
     np.testing.assert_allclose(expected_scores, scores, atol=3e-5)  # ONNX Runtime's is less exact
+    np.testing.assert_allclose(found, exact[tuple(places.T)], atol=5e-6)
+    np.testing.assert_allclose(expected_found, found, atol=3e-5)
     assert all(len(set(row)) == K for row in ids.tolist())
 
 

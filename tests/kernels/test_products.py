@@ -1,6 +1,7 @@
 """Products of quantised weights: one result on every processor, bit for bit, and that of the definition."""
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
@@ -84,8 +85,11 @@ def panels_of(levels, scales):
     return weight, all_scales.reshape(num_panels, 32, num_blocks).transpose(0, 2, 1)
 
 
-def graph_of(constants, *, is_positive=False, given=None):
-    """The graph of a map; `given` are other constants than those of `inputs_of_map`."""
+def graph_of(constants, *, is_positive=False, given=None, looks_up=True):
+    """The graph of a map; `given` are other constants than those of `inputs_of_map`.
+
+    The choice of an older bundle, of format version 13 to 15, does not look tokens up.
+    """
     inputs = values_of({"x": FLOAT}, [["N", "I"]])
     arrays = given or inputs_of_map(**constants)
     if "added" in constants:
@@ -97,9 +101,21 @@ def graph_of(constants, *, is_positive=False, given=None):
     family = "Quantized" if is_int8 else "Int4"
     if "added" not in constants:
         return model_of(f"{family}Linear", inputs, attributes, {"output": FLOAT})
-    inputs += values_of({"num_candidates": INT64}, [[1]])
-    outputs = {"logits": FLOAT, "token_ids": INT64, "log_probabilities": FLOAT}
-    return model_of(f"{family}Choice", inputs, attributes, outputs)
+    inputs += values_of({"num_candidates": INT64, "places": INT64}, [[1], ["P", 2]])
+    outputs = {"logits": FLOAT, "token_ids": INT64, "log_probabilities": FLOAT, "found": FLOAT}
+    if looks_up:
+        return model_of(f"{family}Choice", inputs, attributes, outputs)
+    outputs.pop("found")
+    model = onnx.ModelProto.FromString(model_of(f"{family}Choice", inputs[:-1], attributes, outputs))
+    (definition,) = model.functions
+    definition.input.pop()
+    definition.output.pop()
+    (branches,) = (node for node in definition.node if node.op_type == "If")
+    branches.output.pop()
+    for attribute in branches.attribute:
+        attribute.g.output.pop()
+        attribute.g.node.pop()
+    return model.SerializeToString()
 
 
 def expected_of(x, constants, *, is_positive=False):
@@ -212,22 +228,27 @@ def test_kernel_and_definition_choose_tokens(N, width, V, K, bits):
     most = 128 if bits == 8 else 127
     x = rng.integers(-127, most + 1, (N, width)).astype(np.float32)
     x[:, :2] = -127, most
-    feeds = {"x": x, "num_candidates": np.array([K])}
+    places = np.stack([rng.integers(0, N, 7), rng.integers(0, V, 7)], axis=1)
+    feeds = {"x": x, "num_candidates": np.array([K]), "places": places}
     for has_kernels in (True, False):
         session = session_of(model, has_kernels=has_kernels)
         all_logits, *nothing = session.run(None, feeds | {"num_candidates": np.array([0])})
-        assert [values.shape for values in nothing] == [(N, 0)] * 2
+        assert [values.shape for values in nothing] == [(N, 0), (N, 0), (0,)]
         np.testing.assert_allclose(all_logits, expected_of(x, constants), rtol=1e-5, atol=1e-3)
-        logits, ids, scores = session.run(None, feeds)
+        logits, ids, scores, found = session.run(None, feeds)
         assert len(logits) == (0 if has_kernels else N)
         allowed = all_logits + added
         order = np.argsort(-allowed, axis=1, kind="stable")[:, :K]
         finite = np.isfinite(np.take_along_axis(allowed, order, 1))
         np.testing.assert_array_equal(ids[finite], order[finite])
         assert all(len(set(row)) == K for row in ids.tolist())
+        shifted = allowed.astype(np.float64) - allowed.max(axis=1, keepdims=True)
+        log_probabilities = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        np.testing.assert_allclose(found, log_probabilities[tuple(places.T)], atol=3e-5, rtol=1e-6)
+        nothing_to_find = session.run(None, feeds | {"places": places[:0]})
+        for one, other in zip(nothing_to_find, [logits, ids, scores, found[:0]], strict=True):
+            np.testing.assert_array_equal(one, other)
         if K > 1:
-            shifted = allowed.astype(np.float64) - allowed.max(axis=1, keepdims=True)
-            log_probabilities = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
             expected = np.take_along_axis(log_probabilities, ids, 1)
             np.testing.assert_allclose(scores, expected, atol=3e-5, rtol=1e-6)
 
@@ -236,35 +257,69 @@ def test_kernel_and_definition_choose_tokens(N, width, V, K, bits):
 def test_choices_of_many_rows_are_those_of_each_row(bits, isa):
     session = session_of(linear_of(96, 5000, bits, added=np.zeros(5000, np.float32))[0], has_kernels=True)
     x, number = np.random.default_rng(0).standard_normal((201, 96)).astype(np.float32), np.array([7])
-    together = session.run(None, {"x": x, "num_candidates": number})
-    for row in (0, 5, 77, 200):
-        alone = session.run(None, {"x": x[row : row + 1], "num_candidates": number})
-        for one, many in zip(alone[1:], together[1:], strict=True):
+    rows = [0, 5, 77, 200]
+    places = np.array([(row, token_id) for row in rows for token_id in (row, 4999)])
+    together = session.run(None, {"x": x, "num_candidates": number, "places": places})
+    for i, row in enumerate(rows):
+        its_places = places[2 * i : 2 * i + 2] * [0, 1]
+        alone = session.run(None, {"x": x[row : row + 1], "num_candidates": number, "places": its_places})
+        for one, many in zip(alone[1:3], together[1:3], strict=True):
             np.testing.assert_array_equal(one[0], many[row])
+        np.testing.assert_array_equal(alone[3], together[3][2 * i : 2 * i + 2])
 
 
 @BITS
 @pytest.mark.parametrize("V", [300, 6001])
 def test_tokens_are_chosen_as_from_logits_bit_for_bit(V, bits, isa):
     """A row's numbers must not depend on rows beside it, for which the step computes logits."""
-    inputs = values_of({"logits": FLOAT, "num_candidates": INT64}, [["m", "V"], [1]])
-    outputs = {"token_ids": INT64, "log_probabilities": FLOAT}
+    types = {"logits": FLOAT, "num_candidates": INT64, "places": INT64}
+    inputs = values_of(types, [["m", "V"], [1], ["P", 2]])
+    outputs = {"token_ids": INT64, "log_probabilities": FLOAT, "found": FLOAT}
     from_logits = session_of(model_of("Candidates", inputs, {}, outputs), has_kernels=True)
     choice = session_of(linear_of(128, V, bits, added=np.zeros(V, np.float32))[0], has_kernels=True)
     x = np.random.default_rng(0).standard_normal((77, 128)).astype(np.float32)
+    places = np.stack([np.arange(77), np.arange(77) * 31 % V], axis=1)
     (logits, *_), (_, *chosen) = (
-        choice.run(None, {"x": x, "num_candidates": np.array([number])}) for number in (0, 6)
+        choice.run(None, {"x": x, "num_candidates": np.array([number]), "places": places})
+        for number in (0, 6)
     )
-    expected = from_logits.run(None, {"logits": logits, "num_candidates": np.array([6])})
+    # A candidate that is looked up has the bits that it has as a candidate.
+    places[7:9, 1] = chosen[0][7:9, 3]
+    (_, *chosen) = choice.run(None, {"x": x, "num_candidates": np.array([6]), "places": places})
+    np.testing.assert_array_equal(chosen[2][7:9], chosen[1][7:9, 3])
+    expected = from_logits.run(None, {"logits": logits, "num_candidates": np.array([6]), "places": places})
     for one, other in zip(chosen, expected, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@BITS
+def test_a_node_of_an_older_bundle_chooses_the_same_tokens(bits):
+    model, constants = linear_of(16, 300, bits, added=np.zeros(300, np.float32))
+    x = np.random.default_rng(0).standard_normal((3, 16)).astype(np.float32)
+    feeds = {"x": x, "num_candidates": np.array([4])}
+    nowhere = {"places": np.zeros((0, 2), np.int64)}
+    older = graph_of(constants, looks_up=False)
+    for has_kernels in (True, False):
+        *expected, _ = session_of(model, has_kernels=has_kernels).run(None, feeds | nowhere)
+        chosen = session_of(older, has_kernels=has_kernels).run(None, feeds)
+        for one, other in zip(chosen, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("place", [(2, 0), (-1, 0), (0, 37), (0, -1)])
+def test_a_place_outside_of_the_logits_is_refused(place):
+    session = session_of(linear_of(8, 37, 8, added=np.zeros(37, np.float32))[0], has_kernels=True)
+    feeds = {"x": np.zeros((2, 8), np.float32), "num_candidates": np.array([2]), "places": np.array([place])}
+    with pytest.raises(Exception, match="a place is outside"):
+        session.run(None, feeds)
 
 
 @pytest.mark.parametrize("count", [-1, 38])
 def test_a_wrong_number_of_chosen_tokens_is_refused(count):
     session = session_of(linear_of(8, 37, 8, added=np.zeros(37, np.float32))[0], has_kernels=True)
+    feeds = {"x": np.zeros((2, 8), np.float32), "places": np.zeros((0, 2), np.int64)}
     with pytest.raises(Exception, match="number of candidates"):
-        session.run(None, {"x": np.zeros((2, 8), np.float32), "num_candidates": np.array([count])})
+        session.run(None, feeds | {"num_candidates": np.array([count])})
 
 
 def test_weights_that_are_not_constant_are_refused():
@@ -283,10 +338,10 @@ def test_no_rows_have_no_products_and_no_candidates(count, has_kernels, bits):
     session = session_of(linear_of(8, 37, bits, added=added)[0], has_kernels=has_kernels)
     feeds = {"x": np.zeros((0, 8), np.float32)}
     if count is not None:
-        feeds["num_candidates"] = np.array([count])
+        feeds |= {"num_candidates": np.array([count]), "places": np.zeros((0, 2), np.int64)}
     first, *chosen = session.run(None, feeds)
     assert first.shape == (0, 37)
-    assert [values.shape[0] for values in chosen] == ([] if count is None else [0, 0])
+    assert [values.shape[0] for values in chosen] == ([] if count is None else [0, 0, 0])
 
 
 def packed_of(weights):

@@ -15,7 +15,7 @@ import numpy as np
 from seq2seq_serve.bundle.adapters import Weights
 from seq2seq_serve.server.engine.drafts import Drafter
 from seq2seq_serve.server.engine.ngrams import Follower
-from seq2seq_serve.server.engine.plan import Branches, Candidates, Move, Selected
+from seq2seq_serve.server.engine.plan import Branches, Candidates, Move, Selected, Wanted
 from seq2seq_serve.server.engine.request import Array, Request
 from seq2seq_serve.server.engine.state import Sequence
 from seq2seq_serve.server.telemetry.metrics import Metrics
@@ -104,11 +104,14 @@ def selected(
     beams = [row for row in branches if rows[row].request.beam is not None and rows[row].num_branches > 1]
     width = max((len(branches[row].token_ids) for row in beams), default=0)
     shape = (len(beams), width)
+    found = [list((wanted or {}).get(row, {}).values()) for row in beams]
+    assert wanted or not any(rows[row].progress for row in beams)
     candidates = Candidates(
         {row: place for place, row in enumerate(beams)},
         np.zeros(shape, np.int64),
         np.full(shape, -math.inf),
-        wanted or {},
+        Wanted.by(rows[row] for row in beams),
+        np.array([score for of_row in found for score in of_row]),
     )
     for place, row in enumerate(beams):
         number = len(branches[row].token_ids)

@@ -286,8 +286,10 @@ def test_candidates_are_the_most_probable_of_equals_the_lowest_id(candidates, m,
         order = np.argsort(-logits, axis=1, kind="stable")
         expected = np.take_along_axis(log_softmax(logits), order, axis=1)
         for K in sorted({1, 2, 5, min(V, 10), min(V, 50), V // 2, V - 1, V}):
-            feeds = {"logits": logits, "num_candidates": np.array([K])}
-            token_ids, log_probabilities = candidates.run(["token_ids", "log_probabilities"], feeds)
+            places = np.stack([rng.integers(0, m, 5), rng.integers(0, V, 5)], axis=1)
+            feeds = {"logits": logits, "num_candidates": np.array([K]), "places": places}
+            token_ids, log_probabilities, found = candidates.run(None, feeds)
+            np.testing.assert_allclose(found, log_softmax(logits)[tuple(places.T)], rtol=1e-6, atol=1e-6)
             np.testing.assert_array_equal(token_ids, order[:, :K])
             np.testing.assert_allclose(log_probabilities, expected[:, :K], rtol=1e-6, atol=1e-6)
 
@@ -490,8 +492,9 @@ def test_the_candidates_that_a_neighbour_asks_for_do_not_change_a_bit_of_a_draw(
 def test_a_row_has_the_same_candidates_alone_and_in_any_batch(candidates, V):
     logits = random_logits(np.random.default_rng(14), 33, V, forbidden=0.1)
     feeds = {"num_candidates": np.array([4])}
-    token_ids, log_probabilities = candidates.run(None, feeds | {"logits": logits})
+    places = np.stack([np.arange(len(logits)), np.arange(len(logits)) * 3 % V], axis=1)
+    together = candidates.run(None, feeds | {"logits": logits, "places": places})
     for i in range(len(logits)):
-        alone = candidates.run(None, feeds | {"logits": logits[[i]]})
-        assert alone[0].tobytes() == token_ids[i].tobytes()
-        assert alone[1].tobytes() == log_probabilities[i].tobytes()
+        alone = candidates.run(None, feeds | {"logits": logits[[i]], "places": places[[i]] * [0, 1]})
+        for one, many in zip(alone, together, strict=True):
+            assert one.tobytes() == many[i].tobytes()

@@ -4,6 +4,7 @@ import pickle
 import random
 import tracemalloc
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -12,8 +13,9 @@ from seq2seq_serve.bundle.words import begins_inside, opens
 from seq2seq_serve.server.engine import terms as terms_module
 from seq2seq_serve.server.engine.request import Beam
 from seq2seq_serve.server.engine.result import FinishReason
+from seq2seq_serve.server.engine.search import shared
 from seq2seq_serve.server.engine.stops import StopSequences
-from seq2seq_serve.server.engine.terms import RequiredTerms, Spelling, Term, num_tokens, shares
+from seq2seq_serve.server.engine.terms import RequiredTerms, Spelling, Term, num_tokens
 from seq2seq_serve.training.config import BOS_ID, EOS_ID
 from tests import oracle
 from tests.oracle import random_model
@@ -263,16 +265,29 @@ def test_a_stop_sequence_ends_a_target_only_when_it_has_all_terms(seed):
         assert not hypothesis.missing
 
 
-@given(st.dictionaries(st.integers(0, 9), st.integers(0, 6)), st.integers(0, 12))
-def test_the_shares_fill_the_beam_and_differ_only_for_banks_that_have_no_more(counts, size):
-    taken = shares(counts, size)
-    assert sum(taken.values()) == min(size, sum(counts.values()))
-    assert all(taken[bank] <= count for bank, count in counts.items())
-    most = max((taken[bank] for bank in counts), default=0)
-    for bank, count in counts.items():
-        assert taken[bank] in (count, most, most - 1)
-        if taken[bank] < min(count, most):  # those that need fewer tokens come first
-            assert all(taken[other] < most for other in counts if other > bank)
+@given(
+    st.integers(1, 3).flatmap(
+        lambda number: st.lists(
+            st.lists(st.integers(-1, 4), min_size=number, max_size=number), min_size=1, max_size=4
+        )
+    ),
+    st.integers(1, 12),
+)
+def test_the_shares_fill_the_beam_and_differ_only_for_banks_that_have_no_more(beams, size):
+    """A bank of -1 may have no place."""
+    banks = np.array(beams)
+    has_place = shared(banks >= 0, np.maximum(banks, 0), size)
+    for of_beam, has in zip(beams, has_place.tolist(), strict=True):
+        counts = {bank: of_beam.count(bank) for bank in of_beam if bank >= 0}
+        taken = {bank: sum(has[i] for i, each in enumerate(of_beam) if each == bank) for bank in counts}
+        assert sum(has) == sum(taken.values()) == min(size, sum(counts.values()))
+        most = max(taken.values(), default=0)
+        for bank, count in counts.items():
+            places = [has[i] for i, each in enumerate(of_beam) if each == bank]
+            assert places == sorted(places, reverse=True)  # its best ones
+            assert taken[bank] in (count, most, most - 1)
+            if taken[bank] < min(count, most):  # those that need fewer tokens come first
+                assert all(taken[other] < most for other in counts if other > bank)
 
 
 def test_a_pickled_request_leaves_the_table_of_tokens_behind():

@@ -265,7 +265,7 @@ def test_tokens_that_the_model_never_selects_are_forbidden_in_every_mode(
 @pytest.mark.skipif(kernels.library() is None, reason="the step computes logits")
 @pytest.mark.parametrize("beam", [None, Beam(3), Beam(1, alpha=0.0)])
 def test_a_step_that_selects_tokens_equals_selection_from_logits(beam, random_bundle, monkeypatch):
-    """In int8 a step writes no logits if all rows are plain or all are beams without constraints."""
+    """In int8 a step writes no logits if all rows are plain or beams without constraints."""
     sources = [np.array([*range(3, 4 + i), EOS_ID]) for i in range(9)]
     answers = []
     for chooses in (True, False):

@@ -97,6 +97,41 @@ def test_the_search_is_the_oracles(random_trained, random_bundle, required):
 
 
 @pytest.mark.skipif(kernels.library() is None, reason="the step computes logits")
+@pytest.mark.parametrize("precision", [Precision.INT8, Precision.INT4])
+def test_the_step_selects_for_any_mix_what_it_selects_for_each_alone(
+    random_bundle, required, precision, monkeypatch
+):
+    """A step whose graph looks nothing up, as in older bundles, gives logits where terms want tokens."""
+    free = {"constraints": Request.constraints, "num_alternatives": 0}
+    with_terms = [dataclasses.replace(request, **free) for request in required[:12]]
+    beams = [dataclasses.replace(request, terms=None) for request in with_terms[4:8]]
+    greedy = [
+        dataclasses.replace(request, terms=None, beam=None, num_hypotheses=1, log_probabilities=False)
+        for request in with_terms[8:]
+    ]
+    assert all(request.is_plain for request in greedy)
+    given = [*with_terms, *beams, *greedy]
+    answers = []
+    for looks_up, groups in ((True, [given]), (True, [[each] for each in given]), (False, [given])):
+        config = RunnerConfig("cpu", precision, num_threads=1, max_slots=24)
+        runner = OnnxRunner(random_bundle, config)
+        assert runner.chooses_tokens
+        assert runner._looks_up
+        runner._looks_up = looks_up
+        driver, found = Driver(runner), []
+        with monkeypatch.context() as patch:
+            if looks_up:
+                patch.setattr(runner._selector, "select", None)
+            for group in groups:
+                requests = [dataclasses.replace(request) for request in group]
+                driver.submit(*requests)
+                driver.finish()
+                found += [driver.results[request].hypotheses for request in requests]
+        answers.append(found)
+    assert answers[0] == answers[1] == answers[2]
+
+
+@pytest.mark.skipif(kernels.library() is None, reason="the step computes logits")
 def test_beams_beside_it_have_the_tokens_and_scores_that_the_step_selects_alone(random_bundle, required):
     beams = [
         dataclasses.replace(request, terms=None, constraints=Request.constraints, num_alternatives=0)

@@ -241,8 +241,7 @@ class Forbidding(EchoRunner):
     def step(self, rows, num_steps=1):
         selected = super().step(rows, num_steps)
         for table in selected.candidates:
-            for ids in table.wanted.values():
-                ids.update(dict.fromkeys(ids, -math.inf))
+            table.found[:] = -math.inf
         return selected
 
 
