@@ -59,7 +59,7 @@ class Simulation:
                 except OSError as error:
                     is_read = True
                     dispatcher.finish(error)
-            while (call := dispatcher.next_call()) is not None:
+            for (call,) in dispatcher.next_calls():
                 calls.append((self.now + CALL_SECONDS, call))
                 self.sent.append((self.now, call.source, len(calls)))
             wait = dispatcher.seconds_to_wait()
@@ -134,10 +134,10 @@ def test_an_answer_that_was_on_its_way_does_not_end_the_pause():
     )
     for text in numbered(6):
         dispatcher.add(text)
-    first, second, *_ = [dispatcher.next_call() for _ in range(4)]
+    (first,), (second,), *_ = dispatcher.next_calls()
     dispatcher.end(first, DOWN)
     dispatcher.end(second, answer("x"))
-    assert dispatcher.next_call() is None
+    assert dispatcher.next_calls() == []
     assert dispatcher.seconds_to_wait() is None  # for the two that are in flight
 
 
