@@ -9,6 +9,7 @@ import logging
 import re
 import time
 import uuid
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -105,7 +106,7 @@ class RemoteCall(Call):
     is_recorded_by_item: bool = False
     refusal: InvalidRequest | None = None
 
-    def item(self, number: int) -> RemoteCall:
+    def item(self, number: int, outbox: Outbox) -> RemoteCall:
         """Returns a call for one of the requests that this call brings, which is recorded by itself."""
         return dataclasses.replace(
             self,
@@ -113,6 +114,8 @@ class RemoteCall(Call):
             arrival=time.monotonic(),
             work=Work(),
             held=[],
+            write=outbox.write,
+            writing=asyncio.Lock(),
             whole=self,
         )
 
@@ -214,21 +217,50 @@ class RemoteCall(Call):
                 held.enter_context(await self.room(num_bytes))
             async with self.writing:
                 try:
-                    await (self.write(content) if self.whole is None else self._write_whole(content))
+                    await self.write(content)
                 except aio.InternalError as error:  # gRPC fails a waiting write before it cancels the handler
                     raise asyncio.CancelledError from error
 
-    async def _write_whole(self, content: Any) -> None:
-        """Writes a message, and waits for that also if it is cancelled.
 
-        An error of another item cancels this one, and ends the call. During a write, gRPC sends no status:
-        the caller would wait for ever.
-        """
-        writing = asyncio.ensure_future(self.write(content))
-        try:
-            await asyncio.shield(writing)
-        finally:
-            await asyncio.wait({writing})
+class Outbox:
+    """Writes the answers to the requests that a call brought, in the order of their completion.
+
+    Owned by the call. A request may be cancelled, by the error of another one, while its answer is written.
+    During a write, gRPC sends no status: the caller would wait for ever. So a task of its own writes, and
+    `close` waits for it.
+    """
+
+    def __init__(self, write: Callable[[Any], Awaitable[None]]) -> None:
+        self._write = write
+        self._waiting: deque[tuple[Any, asyncio.Future[None]]] = deque()
+        self._writing: asyncio.Task[None] | None = None
+
+    async def write(self, content: Any) -> None:
+        """Writes a message, after those before it; raises what the writing raises."""
+        written = asyncio.get_running_loop().create_future()
+        self._waiting.append((content, written))
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write_all())
+        await written
+
+    async def close(self) -> None:
+        """Waits for the writing. The requests whose messages have not been written are cancelled."""
+        if self._writing is not None:
+            await asyncio.wait({self._writing})
+
+    async def _write_all(self) -> None:
+        while self._waiting:
+            content, written = self._waiting.popleft()
+            if written.done():  # its request was cancelled
+                continue
+            try:
+                await self._write(content)
+            except Exception as error:
+                if not written.done():
+                    written.set_exception(error)
+            if not written.done():
+                written.set_result(None)
+        self._writing = None
 
 
 class Calls:
@@ -428,7 +460,7 @@ class Calls:
         Raises:
             Unavailable: `following` raised it; the requests before have been answered.
         """
-        room = asyncio.Semaphore(most_open)
+        room, outbox = asyncio.Semaphore(most_open), Outbox(call.write)
 
         async def answer_one(item: _Item, its: RemoteCall) -> None:
             answering = answer(item, its)
@@ -451,12 +483,14 @@ class Calls:
                     if item is None:
                         break
                     await room.acquire()
-                    tasks.create_task(answer_one(item, call.item(number)))
+                    tasks.create_task(answer_one(item, call.item(number, outbox)))
                     del item
                     if (number + 1) % _MOST_BEGUN == 0:
                         await asyncio.sleep(0)  # they are read, and then submitted, before the next ones
         except ExceptionGroup as group:
             refusal = group.with_traceback(None).exceptions[0]
+        finally:
+            await outbox.close()
         try:
             if refusal is not None:
                 raise refusal

@@ -347,7 +347,7 @@ async def test_an_error_that_ends_a_batch_reaches_a_caller_who_reads_slowly(monk
     async def generate(rows, decoding, call):
         if call.request_id.endswith("-0"):
             return await generation.generate(rows, decoding, call)
-        while not call.writing.locked():
+        while call.write.__self__._writing is None:
             await asyncio.sleep(0.01)
         failed.set()
         raise Unavailable("the engine ended")
