@@ -193,10 +193,12 @@ class AsyncClient(Connection):
     ) -> AsyncGenerator[Outcome]:
         rpc = self._rpc_of_items(items, model=model, timeout_seconds=timeout_seconds)
         if len(items) == 1:
-            yield await self._send(rpc)
+            for outcome in await self._send(rpc):
+                yield outcome
             return
-        async for outcome in self._stream(rpc):
-            yield outcome
+        async for outcomes in self._stream(rpc):
+            for outcome in outcomes:
+                yield outcome
 
     async def close(self) -> None:
         """Closes the connection and cancels its calls."""

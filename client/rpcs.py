@@ -185,12 +185,12 @@ class Connection:
 
     def _rpc_of_items(
         self, items: Sequence[Item], *, model: str = "", timeout_seconds: float | None = None
-    ) -> Rpc[Outcome]:
+    ) -> Rpc[list[Outcome]]:
         """Prepares the RPC of several items of one kind, a stream, or the unary one of an item alone."""
         request = items_request(items, model)
         if len(items) == 1:
-            return self._rpc("Generate", request, lambda answer: (0, answer), timeout_seconds)
-        return self._rpc("GenerateBatch", request, _outcome, timeout_seconds)
+            return self._rpc("Generate", request, lambda answer: [(0, answer)], timeout_seconds)
+        return self._rpc("GenerateBatch", request, _outcomes, timeout_seconds)
 
 
 def translate(
@@ -346,6 +346,10 @@ def documented(method: Method, prepare: Callable[..., Any], returned: str = "{}"
 
 def _whole(answer: Any) -> Any:
     return answer
+
+
+def _outcomes(answer: GenerateBatchResponse) -> list[Outcome]:
+    return list(map(_outcome, (answer, *answer.more)))
 
 
 def _outcome(answer: GenerateBatchResponse) -> Outcome:

@@ -160,16 +160,16 @@ class Client(Connection):
         If a text fails, or an item is not a text (None, NaN), its result has the error, and the client
         continues with the others. A blank text has an empty target; as one of several sources it is an error.
         If an overloaded server refuses a call, the client repeats it after the server's retry delay, with
-        fewer calls in flight. If the server restarts, the client waits for it.
+        fewer texts in flight. If the server restarts, the client waits for it.
 
         Args:
             texts: Texts, or other sources as `generate` takes them. May be endless or slow: a thread reads
                 them, at most some hundred ahead.
             model: The model's name; empty means the server's first model.
             options: The options of every text: a message, or values by name such as {"beam_size": 4}.
-            in_flight: The maximum number of calls in flight.
+            in_flight: The maximum number of texts in flight.
             give_up_seconds: How long to continue while the server does not answer any call.
-            timeout_seconds: Deadline of each call.
+            timeout_seconds: Deadline of each text, from the time at which it is sent.
             memory: Translations, such as those of `read_memory`: its texts are answered without a call.
 
         Raises:
@@ -196,13 +196,14 @@ class Client(Connection):
 
         calls: set[Any] = set()  # in flight
 
-        def read_answers(call: Any, rpc: Rpc[Outcome], sent: list[PendingText[Item]]) -> None:
+        def read_answers(call: Any, rpc: Rpc[list[Outcome]], sent: list[PendingText[Item]]) -> None:
             unanswered = dict(enumerate(sent))
             error: Exception = NO_ANSWER
             try:
                 with client_errors(self.address):
-                    for place, outcome in map(rpc.read, [call.result()] if len(sent) == 1 else call):
-                        events.put(partial(dispatcher.end, unanswered.pop(place), outcome))
+                    for message in [call.result()] if len(sent) == 1 else call:
+                        for place, outcome in rpc.read(message):
+                            events.put(partial(dispatcher.end, unanswered.pop(place), outcome))
             except Exception as raised:
                 error = raised
             for text in unanswered.values():

@@ -123,7 +123,9 @@ def items_request(items: Sequence[Item], model: str) -> GenerateRequest | Genera
     options = items[0].options
     if len(items) == 1:
         return _fitting(GenerateRequest(model=model, sources=items[0].message.sources, options=options))
-    return GenerateBatchRequest(model=model, items=[item.message for item in items], options=options)
+    return GenerateBatchRequest(
+        model=model, items=[item.message for item in items], options=options, joins_answers=True
+    )
 
 
 def batch_request(

@@ -500,14 +500,16 @@ class LiveText(_message.Message):
     def __init__(self, stable: _Optional[_Iterable[_Union[Word, _Mapping]]] = ..., unstable: _Optional[str] = ..., lag_seconds: _Optional[float] = ...) -> None: ...
 
 class GenerateBatchRequest(_message.Message):
-    __slots__ = ("model", "items", "options")
+    __slots__ = ("model", "items", "options", "joins_answers")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    JOINS_ANSWERS_FIELD_NUMBER: _ClassVar[int]
     model: str
     items: _containers.RepeatedCompositeFieldContainer[BatchItem]
     options: GenerateOptions
-    def __init__(self, model: _Optional[str] = ..., items: _Optional[_Iterable[_Union[BatchItem, _Mapping]]] = ..., options: _Optional[_Union[GenerateOptions, _Mapping]] = ...) -> None: ...
+    joins_answers: bool
+    def __init__(self, model: _Optional[str] = ..., items: _Optional[_Iterable[_Union[BatchItem, _Mapping]]] = ..., options: _Optional[_Union[GenerateOptions, _Mapping]] = ..., joins_answers: _Optional[bool] = ...) -> None: ...
 
 class BatchItem(_message.Message):
     __slots__ = ("tag", "sources")
@@ -518,16 +520,18 @@ class BatchItem(_message.Message):
     def __init__(self, tag: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ...) -> None: ...
 
 class GenerateBatchResponse(_message.Message):
-    __slots__ = ("index", "tag", "response", "error")
+    __slots__ = ("index", "tag", "response", "error", "more")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     index: int
     tag: str
     response: GenerateResponse
     error: BatchError
-    def __init__(self, index: _Optional[int] = ..., tag: _Optional[str] = ..., response: _Optional[_Union[GenerateResponse, _Mapping]] = ..., error: _Optional[_Union[BatchError, _Mapping]] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[GenerateBatchResponse]
+    def __init__(self, index: _Optional[int] = ..., tag: _Optional[str] = ..., response: _Optional[_Union[GenerateResponse, _Mapping]] = ..., error: _Optional[_Union[BatchError, _Mapping]] = ..., more: _Optional[_Iterable[_Union[GenerateBatchResponse, _Mapping]]] = ...) -> None: ...
 
 class BatchError(_message.Message):
     __slots__ = ("code", "message", "reason", "field", "request_id")

@@ -228,10 +228,17 @@ class Outbox:
     Owned by the call. A request may be cancelled, by the error of another one, while its answer is written.
     During a write, gRPC sends no status: the caller would wait for ever. So a task of its own writes, and
     `close` waits for it.
+
+    Args:
+        write: Writes a message.
+        join: Joins messages that wait into one, a few kilobytes long; None to write each by itself.
     """
 
-    def __init__(self, write: Callable[[Any], Awaitable[None]]) -> None:
+    def __init__(
+        self, write: Callable[[Any], Awaitable[None]], join: Callable[[list[bytes]], bytes] | None
+    ) -> None:
         self._write = write
+        self._join = join
         self._waiting: deque[tuple[Any, asyncio.Future[None]]] = deque()
         self._writing: asyncio.Task[None] | None = None
 
@@ -250,17 +257,39 @@ class Outbox:
 
     async def _write_all(self) -> None:
         while self._waiting:
-            content, written = self._waiting.popleft()
-            if written.done():  # its request was cancelled
-                continue
-            try:
-                await self._write(content)
-            except Exception as error:
-                if not written.done():
-                    written.set_exception(error)
-            if not written.done():
-                written.set_result(None)
+            contents, written = self._next()
+            error: Exception | None = None
+            if contents:
+                try:
+                    await self._write(
+                        self._join(contents) if self._join and len(contents) > 1 else contents[0]
+                    )
+                except Exception as raised:
+                    error = raised
+            for each in written:
+                if each.done():
+                    continue
+                if error is None:
+                    each.set_result(None)
+                else:
+                    each.set_exception(error)
         self._writing = None
+
+    def _next(self) -> tuple[list[Any], list[asyncio.Future[None]]]:
+        """Returns the contents of the next message, without those of requests that were cancelled."""
+        contents: list[Any] = []
+        written: list[asyncio.Future[None]] = []
+        num_bytes = 0
+        while self._waiting:
+            content, its = self._waiting[0]
+            if contents and (self._join is None or num_bytes + len(content) > SMALL_REQUEST_BYTES):
+                break
+            self._waiting.popleft()
+            if not its.done():
+                contents.append(content)
+                written.append(its)
+                num_bytes += len(content) if self._join is not None else 0
+        return contents, written
 
 
 class Calls:
@@ -447,6 +476,7 @@ class Calls:
         answer: Callable[[_Item, RemoteCall], Awaitable[None]],
         *,
         first_number: int = 0,
+        join: Callable[[list[bytes]], bytes] | None = None,
     ) -> None:
         """Answers the requests that a call brings side by side. Each is recorded in place of the call.
 
@@ -456,11 +486,12 @@ class Calls:
             most_open: The most requests that are answered at once.
             answer: Answers one, given its own call; an error that it raises ends the others, and is raised.
             first_number: The number of the first one, which is in its id.
+            join: As for `Outbox`.
 
         Raises:
             Unavailable: `following` raised it; the requests before have been answered.
         """
-        room, outbox = asyncio.Semaphore(most_open), Outbox(call.write)
+        room, outbox = asyncio.Semaphore(most_open), Outbox(call.write, join)
 
         async def answer_one(item: _Item, its: RemoteCall) -> None:
             answering = answer(item, its)

@@ -65,6 +65,7 @@ class Seq2SeqService:
                 raise Unavailable("the server is shutting down")
             call.is_accepted = True
             items = enumerate(message.items)
+            join = _joined if message.joins_answers else None
 
             async def following() -> tuple[int, pb.BatchItem] | None:
                 return next(items, None)
@@ -85,7 +86,7 @@ class Seq2SeqService:
                     await its.send(response)
 
             most_open = max(_LEAST_OPEN, 2 * model.engine.num_slots)
-            await call.calls.answer_items(call, following, most_open, answer)
+            await call.calls.answer_items(call, following, most_open, answer, join=join)
 
     async def Transcribe(self, messages: AsyncIterator[pb.TranscribeRequest], call: RemoteCall) -> None:
         """Answers with the text of a sound while it comes, then with the whole text."""
@@ -133,6 +134,15 @@ def _batch_error(error: Exception, request_id: str) -> pb.BatchError:
     return pb.BatchError(
         code=code.name, message=text, reason=reason, field=field or "", request_id=request_id
     )
+
+
+def _joined(answers: list[bytes]) -> bytes:
+    """Returns several answers of a batch as one message."""
+    first, *others = answers
+    whole = pb.GenerateBatchResponse.FromString(first)
+    for each in others:
+        whole.more.add().ParseFromString(each)
+    return whole.SerializeToString()
 
 
 def _ends_the_batch(error: Exception) -> bool:
