@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
+import copy
 import itertools
 import logging
 import re
@@ -108,16 +108,11 @@ class RemoteCall(Call):
 
     def item(self, number: int, outbox: Outbox) -> RemoteCall:
         """Returns a call for one of the requests that this call brings, which is recorded by itself."""
-        return dataclasses.replace(
-            self,
-            request_id=f"{self.request_id}-{number}",
-            arrival=time.monotonic(),
-            work=Work(),
-            held=[],
-            write=outbox.write,
-            writing=asyncio.Lock(),
-            whole=self,
-        )
+        its = copy.copy(self)
+        its.request_id, its.arrival = f"{self.request_id}-{number}", time.monotonic()
+        its.work, its.held, its.whole = Work(), [], self
+        its.write, its.writing = outbox.write, asyncio.Lock()
+        return its
 
     def is_expired(self) -> bool:
         """Whether the caller has stopped waiting by now."""
