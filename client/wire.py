@@ -124,7 +124,11 @@ def items_request(items: Sequence[Item], model: str) -> GenerateRequest | Genera
     if len(items) == 1:
         return _fitting(GenerateRequest(model=model, sources=items[0].message.sources, options=options))
     return GenerateBatchRequest(
-        model=model, items=[item.message for item in items], options=options, joins_answers=True
+        model=model,
+        items=[item.message for item in items],
+        options=options,
+        joins_answers=True,
+        refuses_items=True,
     )
 
 

@@ -148,6 +148,22 @@ async def test_a_batch_waits_for_a_full_queue():
         assert await answers(client, texts) == dict(enumerate(texts))
 
 
+async def test_items_are_refused_while_the_queue_is_full_for_callers_who_ask_for_it():
+    async with serving(queue=QueueLimits(max_waiting_requests=1)) as served:
+        served.runner.gate.clear()
+        request = requests_of(*["abc"] * 30)
+        request.refuses_items = True
+        messages = aiter(served.stub.GenerateBatch(request))
+        first = await anext(messages)
+        assert (first.error.code, first.error.reason) == ("RESOURCE_EXHAUSTED", "OVERLOADED")
+        assert ClientError.from_batch(first.error).retry_after_seconds > 0
+        served.runner.gate.set()
+        found = [first, *[message async for message in messages]]
+        assert len(found) == 30
+        assert {answer.error.code for answer in found} == {"", "RESOURCE_EXHAUSTED"}
+        assert not ClientError.from_batch(pb.BatchError(code="INTERNAL")).retry_after_seconds
+
+
 async def test_a_caller_who_leaves_frees_every_slot():
     async with serving() as served:
         served.runner.gate.clear()
