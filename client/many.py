@@ -36,7 +36,7 @@ DEFAULT_IN_FLIGHT = 64
 DEFAULT_GIVE_UP_SECONDS = 300.0
 
 # Texts of one call. More cost little less each; fewer are shared out better among several servers.
-MOST_TOGETHER = 16
+MOST_TOGETHER = 32
 _CALLS_IN_FLIGHT = 8  # or more: a text is sent when there is room for that share of those in flight
 
 _MAX_TRIES = 3

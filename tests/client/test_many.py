@@ -260,7 +260,7 @@ def sent(dispatcher: Dispatcher[str]) -> list[list[str]]:
 
 def test_texts_of_one_kind_share_calls():
     calls = sent(sharing(numbered(40)))
-    assert list(map(len, calls)) == [MOST_TOGETHER, MOST_TOGETHER, 40 - 2 * MOST_TOGETHER]
+    assert list(map(len, calls)) == [MOST_TOGETHER, 40 - MOST_TOGETHER]
     assert [text for call in calls for text in call] == numbered(40)
     mixed = ["a 1", "b 1", "alone 1", "a 2", "alone 2", "b 2"]
     assert sent(sharing(mixed)) == [["a 1", "a 2"], ["b 1", "b 2"], ["alone 1"], ["alone 2"]]
@@ -315,7 +315,7 @@ def test_a_push_back_of_a_whole_call_halves_the_limit_once():
     assert dispatcher.next_calls() == []
     assert dispatcher.seconds_to_wait() == 0.5
     dispatcher.clock = lambda: 0.5
-    assert list(map(len, dispatcher.next_calls())) == [16, 16]
+    assert list(map(len, dispatcher.next_calls())) == [32]
 
 
 def test_a_request_that_is_refused_as_a_whole_is_sent_again_text_by_text():
