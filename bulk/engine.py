@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,11 +66,18 @@ class Engine:
         """Returns the sources of a text, and how it is decoded."""
         return sources_of(text), self._decodings[kind_of(text)]
 
-    async def send(self, request: tuple[list[pb.Source], Decoding]) -> pb.GenerateResponse:
-        """Returns the targets of a text; see `TextDecoder`."""
+    def kind_of(self, _: tuple[list[pb.Source], Decoding]) -> None:
+        """Each text goes to the engine alone."""
+
+    async def send(
+        self, requests: Sequence[tuple[list[pb.Source], Decoding]]
+    ) -> AsyncGenerator[tuple[int, pb.GenerateResponse]]:
+        """Yields the targets of a text; see `TextDecoder`."""
+        (request,) = requests
         for _ in range(_MOST_ENDS):
             try:
-                return await self._model.generate(*request)
+                yield 0, await self._model.generate(*request)
+                return
             except Unavailable:
                 continue  # the engine has ended, and is started again
             except ServerError as error:

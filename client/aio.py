@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Sequence,
+)
 from functools import partial
+from operator import attrgetter
 from types import ModuleType, TracebackType
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self
 
@@ -18,7 +27,8 @@ from seq2seq_serve.client.many import (
     Dispatcher,
     answers,
 )
-from seq2seq_serve.client.rpcs import Answer, Connection, Rpc, Translated, documented
+from seq2seq_serve.client.rpcs import Answer, Connection, Outcome, Rpc, Translated, documented
+from seq2seq_serve.client.wire import Item, item_of
 from seq2seq_serve.protos.options import Options, options_of
 from seq2seq_serve.protos.seq2seq_v1_pb2 import FinishSegment, TurnDetection
 from seq2seq_serve.protos.sources import Sources, check_texts
@@ -45,21 +55,8 @@ def _streaming(
     async def method(
         client: AsyncClient, /, *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> AsyncIterator[Answer]:
-        rpc = prepare(client, *args, **kwargs)
-        for known in rpc.first:
-            yield known
-        for each in (rpc, rpc.directly):
-            call = each.method(each.request, **each.settings)
-            try:
-                with client_errors(client.address):
-                    async for answer in call:
-                        yield each.read(answer)
-                return
-            except ClientError as error:
-                if not error.is_by_health_check or each is not rpc:
-                    raise
-            finally:
-                call.cancel()
+        async for answer in client._stream(prepare(client, *args, **kwargs)):
+            yield answer
 
     return documented(method, prepare, "AsyncIterator[{}]")
 
@@ -102,10 +99,10 @@ class AsyncClient(Connection):
     ) -> AsyncGenerator[Translated]:
         """Works like `Client.translate_many`; `texts` may be an asynchronous iterable, too."""
         check_texts(texts)
-        prepare = partial(
-            rpcs.generate, self, model=model, options=options_of(options), timeout_seconds=timeout_seconds
-        )
-        return answers(texts, Dispatcher(prepare, in_flight, give_up_seconds, memory), self._send)
+        prepare = partial(item_of, model=model, options=options_of(options))
+        dispatcher = Dispatcher(prepare, in_flight, give_up_seconds, memory, attrgetter("kind"))
+        send = partial(self._send_items, model=model, timeout_seconds=timeout_seconds)
+        return answers(texts, dispatcher, send)
 
     def transcribe_live(
         self,
@@ -174,6 +171,34 @@ class AsyncClient(Connection):
                 raise
         with client_errors(self.address):
             return rpc.read(await rpc.direct(rpc.request, **rpc.settings))
+
+    async def _stream(self, rpc: Rpc[Answer]) -> AsyncGenerator[Answer]:
+        for known in rpc.first:
+            yield known
+        for each in (rpc, rpc.directly):
+            call = each.method(each.request, **each.settings)
+            try:
+                with client_errors(self.address):
+                    async for answer in call:
+                        yield each.read(answer)
+                return
+            except ClientError as error:
+                if not error.is_by_health_check or each is not rpc:
+                    raise
+            finally:
+                call.cancel()
+
+    async def _send_items(
+        self, items: Sequence[Item], *, model: str, timeout_seconds: float | None = None
+    ) -> AsyncGenerator[Outcome]:
+        rpc = self._rpc_of_items(items, model=model, timeout_seconds=timeout_seconds)
+        if len(items) == 1:
+            for outcome in await self._send(rpc):
+                yield outcome
+            return
+        async for outcomes in self._stream(rpc):
+            for outcome in outcomes:
+                yield outcome
 
     async def close(self) -> None:
         """Closes the connection and cancels its calls."""

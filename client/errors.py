@@ -148,6 +148,7 @@ class ClientError(Exception):
             error.message,
             reason=error.reason,
             field_violations=violations,
+            retry_after_seconds=error.retry_after_seconds if error.HasField("retry_after_seconds") else None,
             request_id=error.request_id,
         )
 

@@ -270,7 +270,7 @@ def _add_translate(command: Callable[..., argparse.ArgumentParser]) -> None:
         type=_count,
         default=DEFAULT_IN_FLIGHT,
         metavar="N",
-        help="maximum number of calls in flight; fewer while the server is overloaded (default: %(default)s)",
+        help="maximum number of texts in flight; fewer while the server is overloaded (default: %(default)s)",
     )
     add(
         "--give-up-seconds",

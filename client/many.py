@@ -15,10 +15,11 @@ from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
     AsyncIterator,
-    Awaitable,
     Callable,
+    Hashable,
     Iterable,
     Iterator,
+    Sequence,
 )
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,12 +28,16 @@ from typing import Any, Generic, TypeGuard, TypeVar
 
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.files.memory import TranslationMemory
-from seq2seq_serve.client.rpcs import Translated, translated
+from seq2seq_serve.client.rpcs import Outcome, Translated, translated
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
 from seq2seq_serve.protos.sources import Sources
 
 DEFAULT_IN_FLIGHT = 64
 DEFAULT_GIVE_UP_SECONDS = 300.0
+
+# Texts of one call. More cost little less each; fewer are shared out better among several servers.
+MOST_TOGETHER = 32
+_CALLS_IN_FLIGHT = 8  # or more: a text is sent when there is room for that share of those in flight
 
 _MAX_TRIES = 3
 _MAX_FAILED_IN_A_ROW = 5
@@ -41,6 +46,8 @@ _LEAST_PAUSE_SECONDS, _MOST_PAUSE_SECONDS = 0.2, 5.0
 STOPPING_CODES = (
     *("UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND", "FAILED_PRECONDITION", "UNIMPLEMENTED"),
 )
+
+NO_ANSWER = ClientError("INTERNAL", "the call ended without an answer to this text")
 
 Request = TypeVar("Request")
 
@@ -54,7 +61,8 @@ class PendingText(Generic[Request]):
     Attributes:
         number: Position among the texts.
         request: What to send; None for a text that is blank, in the memory, or cannot be sent.
-        ticket: Position among all sent calls, counted at the last time that this one was sent.
+        kind: It shares calls with others of this kind; None for a text that needs a call of its own.
+        ticket: Position among all sent texts, counted at the last time that this one was sent.
         num_failures: The number of failures that this text may have caused.
         result: Is set when the text is done.
     """
@@ -62,6 +70,7 @@ class PendingText(Generic[Request]):
     number: int
     source: Sources
     request: Request | None = None
+    kind: Hashable | None = None
     ticket: int = 0
     num_failures: int = 0
     result: Translated | None = None
@@ -71,17 +80,19 @@ class PendingText(Generic[Request]):
 class Dispatcher(Generic[Request]):
     """Schedules the calls of one `translate_many`. Owned by the thread or task that runs it.
 
-    Results come in the order of the texts. If an overloaded server pushes a call back, the dispatcher sends
-    it again after the server's retry delay, halves the limit of calls in flight, and then raises it
-    by one with each round of answers. If a call does not reach a server, or ends with an error that may pass,
-    the dispatcher sends it again after a pause, which doubles each time. Until an answer arrives, and for the
-    texts that may have caused a failure, it sends one call at a time.
+    Results come in the order of the texts. Texts of one kind share calls, up to `MOST_TOGETHER` in each, and
+    end one by one. If an overloaded server pushes a call back, the dispatcher sends its texts again after the
+    server's retry delay, halves the limit of texts in flight, and then raises it by one with each round of
+    answers. If a call does not reach a server, or ends with an error that may pass, the dispatcher sends its
+    texts again after a pause, which doubles each time. Until an answer arrives, and for the texts that may
+    have caused a failure, it sends one text at a time.
 
     Attributes:
         prepare: Prepares the request of a source; if it raises `ClientError`, that text fails.
-        in_flight: The maximum number of calls in flight.
+        in_flight: The maximum number of texts in flight.
         give_up_seconds: How long to go on while the server answers no call.
         memory: Its texts are not sent.
+        kind_of: Returns the kind of a request, as in `PendingText`.
         error: Why the work stopped before the last text; the client raises it when `is_over`.
     """
 
@@ -89,10 +100,11 @@ class Dispatcher(Generic[Request]):
     in_flight: int
     give_up_seconds: float
     memory: TranslationMemory | None = None
+    kind_of: Callable[[Request], Hashable | None] = lambda _: None
     clock: Callable[[], float] = time.monotonic
     chance: Callable[[], float] = random.random
     error: Exception | None = None
-    _calls: deque[PendingText[Request]] = field(default_factory=deque)  # read and not yet yielded, in order
+    _texts: deque[PendingText[Request]] = field(default_factory=deque)  # read and not yet yielded, in order
     _waiting: list[tuple[int, PendingText[Request]]] = field(
         default_factory=list
     )  # a heap: the earliest text first
@@ -101,7 +113,7 @@ class Dispatcher(Generic[Request]):
     _read_error: Exception | None = None
     _num_in_flight: int = 0
     _num_sent: int = 0
-    _limit: float = 0.0  # the present limit of calls in flight
+    _limit: float = 0.0  # the present limit of texts in flight
     _last_cut: int = 0  # the last ticket at the time of the last trouble
     _resume_at: float = 0.0
     _failing_since: float | None = None
@@ -123,60 +135,81 @@ class Dispatcher(Generic[Request]):
     @property
     def is_over(self) -> bool:
         """Whether no more texts will be yielded."""
-        return self.error is not None or (self._is_read and not self._calls)
+        return self.error is not None or (self._is_read and not self._texts)
 
     def add(self, source: Any) -> None:
         """Adds the next text. If it cannot be sent, it fails, and its error has its place among the texts."""
-        call: PendingText[Request] = PendingText(self._num_read, source)
+        text: PendingText[Request] = PendingText(self._num_read, source)
         self._num_read += 1
-        self._calls.append(call)
+        self._texts.append(text)
         if isinstance(source, str) and not source.strip():
-            call.result = Translated(source, GenerateResponse())
+            text.result = Translated(source, GenerateResponse())
             return
         if self.memory is not None and (known := self.memory.answer(source)) is not None:
-            call.result = Translated(source, known, from_memory=True)
+            text.result = Translated(source, known, from_memory=True)
             return
         try:
-            call.request = self.prepare(source)
+            text.request = self.prepare(source)
+            text.kind = self.kind_of(text.request)
         except ClientError as error:
-            self._fail(call, error)
+            self._fail(text, error)
         except (TypeError, ValueError) as error:
-            self._fail(call, ClientError.of_item(error, call.number))
+            self._fail(text, ClientError.of_item(error, text.number))
         else:
-            heapq.heappush(self._waiting, (call.number, call))
+            heapq.heappush(self._waiting, (text.number, text))
 
     def finish(self, error: Exception | None = None) -> None:
         """Records the end of the texts. The error that ended them, if any, is raised after their results."""
         self._is_read = True
         self._read_error = error
 
-    def next_call(self) -> PendingText[Request] | None:
-        """Returns the call to send now, if there is one."""
+    def next_calls(self) -> list[list[PendingText[Request]]]:
+        """Returns the calls to send now, each with its texts."""
         if not self._may_send or self.clock() < self._resume_at:
-            return None
-        _, call = heapq.heappop(self._waiting)
-        self._num_in_flight += 1
-        self._num_sent += 1
-        call.ticket = self._num_sent
-        return call
+            return []
+        calls: list[list[PendingText[Request]]] = []
+        latest: dict[Hashable, list[PendingText[Request]]] = {}  # call by kind
+        for _ in range(min(self._room, len(self._waiting))):
+            _, text = heapq.heappop(self._waiting)
+            self._num_in_flight += 1
+            self._num_sent += 1
+            text.ticket = self._num_sent
+            together = latest.get(text.kind, [])
+            if text.kind is None or len(together) % MOST_TOGETHER == 0:
+                together = latest[text.kind] = []
+                calls.append(together)
+            together.append(text)
+        return calls
 
     def seconds_to_wait(self) -> float | None:
         """Returns the time until the next call may be sent; None if only an event can change that."""
         return max(0.0, self._resume_at - self.clock()) if self._may_send else None
 
-    def end(self, call: PendingText[Request], outcome: GenerateResponse | Exception) -> None:
-        """Records the answer to a call, or its error."""
+    def end(
+        self, text: PendingText[Request], outcome: GenerateResponse | Exception, *, is_shared: bool = False
+    ) -> None:
+        """Records the answer to a text, or its error.
+
+        Args:
+            text: The text.
+            outcome: The answer, or the error.
+            is_shared: Whether it is the error of a whole call with other texts.
+        """
         self._num_in_flight -= 1
-        self._suspects.discard(call)
-        if isinstance(outcome, GenerateResponse) or _is_about_the_text(outcome):
-            self._record_answer(call)
-            call.result = translated(call.source, outcome)
+        self._suspects.discard(text)
+        if isinstance(outcome, ClientError) and outcome.code == "INVALID_ARGUMENT" and is_shared:
+            # Perhaps only the message has too many elements: the server decides about each text alone.
+            text.kind = None
+            heapq.heappush(self._waiting, (text.number, text))
+        elif isinstance(outcome, GenerateResponse) or _is_about_the_text(outcome):
+            self._record_answer(text)
+            text.result = translated(text.source, outcome)
         elif not isinstance(outcome, ClientError) or outcome.code in STOPPING_CODES:
             self.error = self.error or outcome
         elif outcome.code == "INVALID_ARGUMENT":
-            self._fail_for_now(call, outcome)
+            self._fail_for_now(text, outcome)
         else:
-            self._record_trouble(call, outcome)
+            self._record_trouble(text, outcome)
 
     def results(self) -> Iterator[Translated]:
         """Yields the results that are due.
@@ -184,36 +217,49 @@ class Dispatcher(Generic[Request]):
         A failure that the server may have caused is held back until the server answers another text. If the
         work stops first, the failure is never yielded, and its text counts as not done.
         """
-        while self._calls and (result := self._calls[0].result) is not None:
+        while self._texts and (result := self._texts[0].result) is not None:
             is_doubtful = result.error is not None and not result.error.is_about_the_text
             if is_doubtful and self._num_failed and (self.error or self._waiting or self._num_in_flight):
                 return
-            self._calls.popleft()
+            self._texts.popleft()
             yield result
         if self.is_over:
             self.error = self.error or self._read_error
 
     @property
-    def _may_send(self) -> bool:
-        limit = 1 if self._num_troubles or self._suspects else int(self._limit)
-        return bool(self._waiting) and self._num_in_flight < limit and self.error is None
+    def _limit_now(self) -> int:
+        return 1 if self._num_troubles or self._suspects else int(self._limit)
 
-    def _record_answer(self, call: PendingText[Request]) -> None:
+    @property
+    def _room(self) -> int:
+        return self._limit_now - self._num_in_flight
+
+    @property
+    def _may_send(self) -> bool:
+        if not self._waiting or self.error is not None:
+            return False
+        _, first = self._waiting[0]
+        least = 1
+        if first.kind is not None:
+            least = max(1, min(self._limit_now // _CALLS_IN_FLIGHT, MOST_TOGETHER, len(self._waiting)))
+        return self._room >= least
+
+    def _record_answer(self, text: PendingText[Request]) -> None:
         self._failing_since = None
         self._num_failed = 0
-        if call.ticket <= self._last_cut:
+        if text.ticket <= self._last_cut:
             return
         if self._num_troubles:
             _log.info("the server answers again")
         self._num_troubles = 0
         self._limit = min(self.in_flight, self._limit + 1 / self._limit)
 
-    def _record_trouble(self, call: PendingText[Request], error: ClientError) -> None:
+    def _record_trouble(self, text: PendingText[Request], error: ClientError) -> None:
         now = self.clock()
         pushback = error.retry_after_seconds
         if pushback is not None:  # with jitter, because other callers got the same time
             self._resume_at = max(self._resume_at, now + pushback * (1 + self.chance() / 10))
-        if call.ticket > self._last_cut:
+        if text.ticket > self._last_cut:
             self._last_cut = self._num_sent
             if pushback is not None or error.code == "DEADLINE_EXCEEDED":
                 self._limit = max(1.0, self._limit / 2)
@@ -228,22 +274,24 @@ class Dispatcher(Generic[Request]):
             self.error = error.followed_by(
                 f"gave up after {self.give_up_seconds:g} seconds without an answer"
             )
-        call.num_failures += pushback is None and error.code != "UNAVAILABLE"
-        if call.num_failures == _MAX_TRIES:
-            self._fail_for_now(call, error)
+        if pushback is None and error.code != "UNAVAILABLE":
+            text.num_failures += 1
+            text.kind = None
+        if text.num_failures == _MAX_TRIES:
+            self._fail_for_now(text, error)
             return
-        heapq.heappush(self._waiting, (call.number, call))
+        heapq.heappush(self._waiting, (text.number, text))
         if error.code == "INTERNAL":  # a step of the engine fails for all texts that are in it
-            self._suspects.add(call)
+            self._suspects.add(text)
 
-    def _fail_for_now(self, call: PendingText[Request], error: ClientError) -> None:
-        self._fail(call, error)
+    def _fail_for_now(self, text: PendingText[Request], error: ClientError) -> None:
+        self._fail(text, error)
         self._num_failed += 1
         if self._num_failed == _MAX_FAILED_IN_A_ROW:
             self.error = error.followed_by(f"stopped after {_MAX_FAILED_IN_A_ROW} texts in a row that failed")
 
-    def _fail(self, call: PendingText[Request], error: ClientError) -> None:
-        call.result = Translated(call.source, GenerateResponse(), error)
+    def _fail(self, text: PendingText[Request], error: ClientError) -> None:
+        text.result = Translated(text.source, GenerateResponse(), error)
 
 
 def _is_about_the_text(outcome: Exception) -> TypeGuard[ClientError]:
@@ -253,15 +301,16 @@ def _is_about_the_text(outcome: Exception) -> TypeGuard[ClientError]:
 async def answers(
     texts: Iterable[Any] | AsyncIterable[Any],
     dispatcher: Dispatcher[Request],
-    send: Callable[[Request], Awaitable[GenerateResponse]],
+    send: Callable[[Sequence[Request]], AsyncIterable[Outcome]],
 ) -> AsyncGenerator[Translated]:
     """Yields the results of texts in order, each as soon as it and all before it are done.
 
     Args:
         texts: As `prepare` takes them. May be endless or slow: few more are read than have been yielded.
         dispatcher: A new one.
-        send: Returns the answer to a request. The dispatcher decides what follows a `ClientError`; another
-            error ends the work.
+        send: Sends requests in one call, and yields the place of each with its answer or error. The
+            dispatcher decides what follows a `ClientError`, also one that is raised; another error ends the
+            work.
 
     Raises:
         Exception: The error for which the dispatcher stopped, after the results before it.
@@ -279,20 +328,23 @@ async def answers(
         except Exception as error:
             events.put_nowait(partial(dispatcher.finish, error))
 
-    async def ask(call: PendingText[Request]) -> None:
-        assert call.request is not None
+    async def ask(texts: list[PendingText[Request]]) -> None:
+        unanswered = dict(enumerate(texts))
+        error: Exception = NO_ANSWER
         try:
-            outcome: GenerateResponse | Exception = await send(call.request)
-        except Exception as error:
-            outcome = error
+            async for place, outcome in send([text.request for text in texts if text.request is not None]):
+                events.put_nowait(partial(dispatcher.end, unanswered.pop(place), outcome))
+        except Exception as raised:
+            error = raised
         except asyncio.CancelledError:  # gRPC cancels the calls of a closed channel
-            outcome = ClientError("CANCELLED", "the caller cancelled")
-        events.put_nowait(partial(dispatcher.end, call, outcome))
+            error = ClientError("CANCELLED", "the caller cancelled")
+        for text in unanswered.values():
+            events.put_nowait(partial(dispatcher.end, text, error, is_shared=len(texts) > 1))
 
     under_way: set[asyncio.Task[None]] = {asyncio.create_task(read())}
     try:
         while not dispatcher.is_over:
-            while (call := dispatcher.next_call()) is not None:
+            for call in dispatcher.next_calls():
                 task = asyncio.create_task(ask(call))
                 under_way.add(task)
                 task.add_done_callback(under_way.discard)

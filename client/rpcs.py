@@ -22,9 +22,11 @@ from seq2seq_serve.client.wire import (
     DEFAULT_ADDRESS,
     DEFAULT_TIMEOUT_SECONDS,
     DIRECT_OPTIONS,
+    Item,
     Tls,
     batch_request,
     generate_request,
+    items_request,
 )
 from seq2seq_serve.protos.details_pb2 import HealthCheckRequest, HealthCheckResponse
 from seq2seq_serve.protos.options import Options
@@ -46,6 +48,9 @@ from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import RepositoryStub, Seq2SeqStub
 from seq2seq_serve.protos.sources import Sources, TextOrIds, sources_of, target_of
 
 _LONGEST_SECONDS = 1e9  # of a deadline; gRPC ends a call with a longer one at once
+
+# The place of an item among those of its call, with its answer or error
+Outcome = tuple[int, GenerateResponse | ClientError]
 
 Answer = TypeVar("Answer")
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -178,6 +183,15 @@ class Connection:
             method, direct = getattr(self._generation, method), getattr(self._models, method)
         return Rpc(method, direct, request, {"timeout": timeout, "metadata": metadata}, read)
 
+    def _rpc_of_items(
+        self, items: Sequence[Item], *, model: str = "", timeout_seconds: float | None = None
+    ) -> Rpc[list[Outcome]]:
+        """Prepares the RPC of several items of one kind, a stream, or the unary one of an item alone."""
+        request = items_request(items, model)
+        if len(items) == 1:
+            return self._rpc("Generate", request, lambda answer: [(0, answer)], timeout_seconds)
+        return self._rpc("GenerateBatch", request, _outcomes, timeout_seconds)
+
 
 def translate(
     client: Connection,
@@ -244,9 +258,8 @@ def generate_batch(
     request, places, errors = batch_request(sources, model, options)
 
     def read(answer: GenerateBatchResponse) -> tuple[int, Translated]:
-        is_error, place = answer.WhichOneof("outcome") == "error", places[answer.index]
-        outcome = ClientError.from_batch(answer.error) if is_error else answer.response
-        return place, translated(sources[place], outcome)
+        index, outcome = _outcome(answer)
+        return places[index], translated(sources[places[index]], outcome)
 
     rpc = client._rpc("GenerateBatch", request, read, timeout_seconds, request_id)
     return replace(rpc, first=[(place, translated(sources[place], errors[place])) for place in errors])
@@ -333,3 +346,12 @@ def documented(method: Method, prepare: Callable[..., Any], returned: str = "{}"
 
 def _whole(answer: Any) -> Any:
     return answer
+
+
+def _outcomes(answer: GenerateBatchResponse) -> list[Outcome]:
+    return list(map(_outcome, (answer, *answer.more)))
+
+
+def _outcome(answer: GenerateBatchResponse) -> Outcome:
+    is_error = answer.WhichOneof("outcome") == "error"
+    return answer.index, ClientError.from_batch(answer.error) if is_error else answer.response

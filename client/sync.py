@@ -7,8 +7,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from types import ModuleType, TracebackType
-from typing import ClassVar, Concatenate, Generic, ParamSpec, Self
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, Self
 
 import grpc
 
@@ -18,10 +19,12 @@ from seq2seq_serve.client.files.memory import TranslationMemory
 from seq2seq_serve.client.many import (
     DEFAULT_GIVE_UP_SECONDS,
     DEFAULT_IN_FLIGHT,
+    NO_ANSWER,
     Dispatcher,
     PendingText,
 )
-from seq2seq_serve.client.rpcs import Answer, Connection, Rpc, Translated, documented
+from seq2seq_serve.client.rpcs import Answer, Connection, Outcome, Rpc, Translated, documented
+from seq2seq_serve.client.wire import Item, item_of
 from seq2seq_serve.protos.options import Options, options_of
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
 from seq2seq_serve.protos.sources import Sources, check_texts
@@ -57,10 +60,6 @@ class Pending(Generic[Answer]):
                 return self._rpc.read(self._call.result())
         except ClientError as error:
             return error
-
-    def when_done(self, callback: Callable[[], None]) -> None:
-        """Registers a callback, which a thread of gRPC calls when the call has ended."""
-        self._call.add_done_callback(lambda _: callback())
 
     def cancel(self) -> None:
         """Cancels the call; the server frees its slot."""
@@ -161,16 +160,16 @@ class Client(Connection):
         If a text fails, or an item is not a text (None, NaN), its result has the error, and the client
         continues with the others. A blank text has an empty target; as one of several sources it is an error.
         If an overloaded server refuses a call, the client repeats it after the server's retry delay, with
-        fewer calls in flight. If the server restarts, the client waits for it.
+        fewer texts in flight. If the server restarts, the client waits for it.
 
         Args:
             texts: Texts, or other sources as `generate` takes them. May be endless or slow: a thread reads
                 them, at most some hundred ahead.
             model: The model's name; empty means the server's first model.
             options: The options of every text: a message, or values by name such as {"beam_size": 4}.
-            in_flight: The maximum number of calls in flight.
+            in_flight: The maximum number of texts in flight.
             give_up_seconds: How long to continue while the server does not answer any call.
-            timeout_seconds: Deadline of each call.
+            timeout_seconds: Deadline of each text, from the time at which it is sent.
             memory: Translations, such as those of `read_memory`: its texts are answered without a call.
 
         Raises:
@@ -179,10 +178,9 @@ class Client(Connection):
             TypeError: `texts` is a single source.
         """
         check_texts(texts)
-        prepare = partial(
-            rpcs.generate, self, model=model, options=options_of(options), timeout_seconds=timeout_seconds
-        )
-        dispatcher = Dispatcher(prepare, in_flight, give_up_seconds, memory)
+        prepare = partial(item_of, model=model, options=options_of(options))
+        dispatcher = Dispatcher(prepare, in_flight, give_up_seconds, memory, attrgetter("kind"))
+        rpc_of = partial(self._rpc_of_items, model=model, timeout_seconds=timeout_seconds)
         events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         room, has_left = threading.Semaphore(dispatcher.max_held), threading.Event()
 
@@ -196,31 +194,50 @@ class Client(Connection):
             except Exception as error:
                 events.put(partial(dispatcher.finish, error))
 
-        in_flight_now: set[Pending[GenerateResponse]] = set()
+        calls: set[Any] = set()  # in flight
 
-        def end(call: PendingText[Rpc[GenerateResponse]], pending: Pending[GenerateResponse]) -> None:
-            in_flight_now.remove(pending)
-            dispatcher.end(call, pending.outcome())
+        def read_answers(call: Any, rpc: Rpc[list[Outcome]], sent: list[PendingText[Item]]) -> None:
+            unanswered = dict(enumerate(sent))
+            error: Exception = NO_ANSWER
+            try:
+                with client_errors(self.address):
+                    for message in [call.result()] if len(sent) == 1 else call:
+                        for place, outcome in rpc.read(message):
+                            events.put(partial(dispatcher.end, unanswered.pop(place), outcome))
+            except Exception as raised:
+                error = raised
+            for text in unanswered.values():
+                events.put(partial(dispatcher.end, text, error, is_shared=len(sent) > 1))
+            events.put(partial(calls.discard, call))
+
+        def send(sent: list[PendingText[Item]]) -> None:
+            rpc = rpc_of([text.request for text in sent if text.request is not None])
+            start = rpc.method.future if len(sent) == 1 else rpc.method
+            call = start(rpc.request, **rpc.settings)
+            calls.add(call)
+            if len(sent) == 1:
+                call.add_done_callback(partial(read_answers, rpc=rpc, sent=sent))
+            else:
+                threading.Thread(target=read_answers, args=(call, rpc, sent), daemon=True).start()
 
         # A daemon thread, so that Ctrl-C ends a program that waits for input.
         threading.Thread(target=read, daemon=True).start()
         try:
             while not dispatcher.is_over:
-                while (call := dispatcher.next_call()) is not None:
-                    assert call.request is not None
-                    pending = Pending(call.request, self.address)
-                    in_flight_now.add(pending)
-                    pending.when_done(partial(events.put, partial(end, call, pending)))
+                for sent in dispatcher.next_calls():
+                    send(sent)
                 with suppress(queue.Empty):
                     events.get(timeout=dispatcher.seconds_to_wait())()
+                while not events.empty():
+                    events.get()()
                 for result in dispatcher.results():
                     yield result
                     room.release()
         finally:
             has_left.set()
             room.release()
-            for pending in in_flight_now:
-                pending.cancel()
+            for call in calls:
+                call.cancel()
         if dispatcher.error is not None:
             raise dispatcher.error
 

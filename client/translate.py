@@ -16,10 +16,9 @@ import filecmp
 import logging
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -49,8 +48,9 @@ from seq2seq_serve.client.forms import find_model
 from seq2seq_serve.client.many import STOPPING_CODES
 from seq2seq_serve.client.output import answer_json, answer_lines, in_flags, length_advice, one_line, to_json
 from seq2seq_serve.client.progress import Progress
-from seq2seq_serve.client.rpcs import Rpc, Translated, generate
+from seq2seq_serve.client.rpcs import Outcome, Translated
 from seq2seq_serve.client.sync import Client
+from seq2seq_serve.client.wire import Item, item_of
 from seq2seq_serve.documents.segments import WrongFile, kind_of, options_by_kind
 from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.protos.languages import standard_tag
@@ -282,19 +282,23 @@ class _Server:
 
     def __init__(self, client: AsyncClient, plan: Translation, model: Model) -> None:
         self._client = client
-        self._generate = partial(generate, client, model=model.name)
+        self._model = model.name
         self._options = options_by_kind(
             plan.options, has_attention=model.has_attention, keeps_placeholders=plan.keeps_placeholders
         )
         self.in_flight, self.give_up_seconds = plan.in_flight, plan.give_up_seconds
 
-    def prepare(self, text: str) -> Rpc[GenerateResponse]:
-        """Returns the call for a text."""
-        return self._generate(text, options=self._options[kind_of(text)])
+    def prepare(self, text: str) -> Item:
+        """Returns a text with its options."""
+        return item_of(text, self._model, self._options[kind_of(text)])
 
-    async def send(self, request: Rpc[GenerateResponse]) -> GenerateResponse:
-        """Returns the answer to a call."""
-        return await self._client._send(request)
+    def kind_of(self, request: Item) -> int | None:
+        """Returns the same for texts that may share a call; None for a text that has its own."""
+        return request.kind
+
+    def send(self, requests: Sequence[Item]) -> AsyncIterator[Outcome]:
+        """Yields the place and the answer or error of each text of one call."""
+        return self._client._send_items(requests, model=self._model)
 
     def stopped(self, error: Exception) -> Exception:
         """Returns the same error: a new connection would not help."""

@@ -16,6 +16,7 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     DESCRIPTOR,
     BatchItem,
     GenerateBatchRequest,
+    GenerateOptions,
     GenerateRequest,
 )
 from seq2seq_serve.protos.sources import Sources, check_texts, sources_of
@@ -25,6 +26,7 @@ DEFAULT_TIMEOUT_SECONDS = 60.0
 MAX_REQUEST_BYTES, MAX_ANSWER_BYTES = 4 * 2**20, 16 * 2**20  # the same limits as in the server
 
 MAX_BATCH = 2700  # texts: the server accepts messages of 8192 fields, and an item is three
+MOST_SHARED_BYTES = 1024  # of an item that shares a call: the cost of a larger one is in its decoding
 
 _SERVICE = DESCRIPTOR.services_by_name["Seq2Seq"]
 
@@ -70,6 +72,29 @@ CHANNEL_OPTIONS = (("grpc.service_config", json.dumps(_SERVICE_CONFIG)), *DIRECT
 _Request = TypeVar("_Request", GenerateRequest, GenerateBatchRequest)
 
 
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One of many sources, which may share a call with others that have the same options.
+
+    Attributes:
+        message: Its sources.
+        options: Its options, as one object for all items that have the same ones.
+    """
+
+    message: BatchItem
+    options: GenerateOptions
+
+    @property
+    def kind(self) -> int | None:
+        """Is the same for items that may share a call; None for a large item, or one that is not text."""
+        if self.message.ByteSize() > MOST_SHARED_BYTES:
+            return None
+        is_text = all(
+            source.HasField("text") or source.HasField("token_ids") for source in self.message.sources
+        )
+        return id(self.options) if is_text else None
+
+
 def generate_request(source: Sources, model: str, options: Options | None) -> GenerateRequest:
     """Returns the request to generate from one source, or from several by their names.
 
@@ -79,6 +104,32 @@ def generate_request(source: Sources, model: str, options: Options | None) -> Ge
             another type than uint8, int64 and float32, or the request is larger than the server accepts.
     """
     return _fitting(GenerateRequest(model=model, sources=sources_of(source), options=options_of(options)))
+
+
+def item_of(source: Sources, model: str, options: GenerateOptions) -> Item:
+    """Returns a source as one of many; raises as `generate_request`."""
+    item = Item(BatchItem(sources=sources_of(source)), options)
+    if item.message.ByteSize() + options.ByteSize() > MAX_REQUEST_BYTES - MOST_SHARED_BYTES:
+        items_request([item], model)
+    return item
+
+
+def items_request(items: Sequence[Item], model: str) -> GenerateRequest | GenerateBatchRequest:
+    """Returns the request of an item alone, or of several of one kind.
+
+    Raises:
+        ValueError: The item is larger than the server accepts.
+    """
+    options = items[0].options
+    if len(items) == 1:
+        return _fitting(GenerateRequest(model=model, sources=items[0].message.sources, options=options))
+    return GenerateBatchRequest(
+        model=model,
+        items=[item.message for item in items],
+        options=options,
+        joins_answers=True,
+        refuses_items=True,
+    )
 
 
 def batch_request(

@@ -500,14 +500,18 @@ class LiveText(_message.Message):
     def __init__(self, stable: _Optional[_Iterable[_Union[Word, _Mapping]]] = ..., unstable: _Optional[str] = ..., lag_seconds: _Optional[float] = ...) -> None: ...
 
 class GenerateBatchRequest(_message.Message):
-    __slots__ = ("model", "items", "options")
+    __slots__ = ("model", "items", "options", "joins_answers", "refuses_items")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    JOINS_ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    REFUSES_ITEMS_FIELD_NUMBER: _ClassVar[int]
     model: str
     items: _containers.RepeatedCompositeFieldContainer[BatchItem]
     options: GenerateOptions
-    def __init__(self, model: _Optional[str] = ..., items: _Optional[_Iterable[_Union[BatchItem, _Mapping]]] = ..., options: _Optional[_Union[GenerateOptions, _Mapping]] = ...) -> None: ...
+    joins_answers: bool
+    refuses_items: bool
+    def __init__(self, model: _Optional[str] = ..., items: _Optional[_Iterable[_Union[BatchItem, _Mapping]]] = ..., options: _Optional[_Union[GenerateOptions, _Mapping]] = ..., joins_answers: _Optional[bool] = ..., refuses_items: _Optional[bool] = ...) -> None: ...
 
 class BatchItem(_message.Message):
     __slots__ = ("tag", "sources")
@@ -518,30 +522,34 @@ class BatchItem(_message.Message):
     def __init__(self, tag: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ...) -> None: ...
 
 class GenerateBatchResponse(_message.Message):
-    __slots__ = ("index", "tag", "response", "error")
+    __slots__ = ("index", "tag", "response", "error", "more")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     index: int
     tag: str
     response: GenerateResponse
     error: BatchError
-    def __init__(self, index: _Optional[int] = ..., tag: _Optional[str] = ..., response: _Optional[_Union[GenerateResponse, _Mapping]] = ..., error: _Optional[_Union[BatchError, _Mapping]] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[GenerateBatchResponse]
+    def __init__(self, index: _Optional[int] = ..., tag: _Optional[str] = ..., response: _Optional[_Union[GenerateResponse, _Mapping]] = ..., error: _Optional[_Union[BatchError, _Mapping]] = ..., more: _Optional[_Iterable[_Union[GenerateBatchResponse, _Mapping]]] = ...) -> None: ...
 
 class BatchError(_message.Message):
-    __slots__ = ("code", "message", "reason", "field", "request_id")
+    __slots__ = ("code", "message", "reason", "field", "request_id", "retry_after_seconds")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     FIELD_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_SECONDS_FIELD_NUMBER: _ClassVar[int]
     code: str
     message: str
     reason: str
     field: str
     request_id: str
-    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., reason: _Optional[str] = ..., field: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+    retry_after_seconds: float
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., reason: _Optional[str] = ..., field: _Optional[str] = ..., request_id: _Optional[str] = ..., retry_after_seconds: _Optional[float] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
     __slots__ = ("model", "sources", "target", "priority", "source_language", "target_language", "task")

@@ -8,6 +8,7 @@ from collections.abc import (
     AsyncIterable,
     AsyncIterator,
     Callable,
+    Hashable,
     Iterable,
     Iterator,
     Mapping,
@@ -22,7 +23,7 @@ from seq2seq_serve.client.files.formats import Lines, Reader, Writer
 from seq2seq_serve.client.files.memory import TranslationMemory
 from seq2seq_serve.client.files.plan import FileState, JobError, Shard, state_of
 from seq2seq_serve.client.many import Dispatcher, answers
-from seq2seq_serve.client.rpcs import Translated
+from seq2seq_serve.client.rpcs import Outcome, Translated
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
 
 # Shards that a worker has at once: one is read while the last texts of others are decoded.
@@ -74,11 +75,14 @@ class TextDecoder(Protocol):
     def prepare(self, text: str) -> Any:
         """Returns the request of a text; raises ValueError if the text cannot be sent."""
 
-    async def send(self, request: Any) -> GenerateResponse:
-        """Returns the answer to a request.
+    def kind_of(self, request: Any) -> Hashable | None:
+        """Returns the same for requests that may be sent together; None for one that is sent alone."""
+
+    def send(self, requests: Sequence[Any]) -> AsyncIterator[Outcome]:
+        """Sends requests of one kind, and yields the place of each with its answer or error.
 
         Raises:
-            ClientError: This text failed; `Dispatcher` decides what follows.
+            ClientError: The texts without an answer failed; `Dispatcher` decides what follows.
             JobError: Other texts would fail, too.
             WorkerLost: The decoder cannot go on.
         """
@@ -127,7 +131,9 @@ class Worker:
             ClientError: Texts in a row failed, or the server refuses all calls.
         """
         decoder = self._decoder
-        self._dispatcher = Dispatcher(self._prepare, decoder.in_flight, decoder.give_up_seconds, self._memory)
+        self._dispatcher = Dispatcher(
+            self._prepare, decoder.in_flight, decoder.give_up_seconds, self._memory, decoder.kind_of
+        )
         return answers(texts, self._dispatcher, self._decoder.send)
 
     async def translate(self, shard: Shard) -> Done:

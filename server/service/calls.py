@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
+import copy
 import itertools
 import logging
 import re
 import time
 import uuid
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -105,16 +106,13 @@ class RemoteCall(Call):
     is_recorded_by_item: bool = False
     refusal: InvalidRequest | None = None
 
-    def item(self, number: int) -> RemoteCall:
+    def item(self, number: int, outbox: Outbox) -> RemoteCall:
         """Returns a call for one of the requests that this call brings, which is recorded by itself."""
-        return dataclasses.replace(
-            self,
-            request_id=f"{self.request_id}-{number}",
-            arrival=time.monotonic(),
-            work=Work(),
-            held=[],
-            whole=self,
-        )
+        its = copy.copy(self)
+        its.request_id, its.arrival = f"{self.request_id}-{number}", time.monotonic()
+        its.work, its.held, its.whole = Work(), [], self
+        its.write, its.writing = outbox.write, asyncio.Lock()
+        return its
 
     def is_expired(self) -> bool:
         """Whether the caller has stopped waiting by now."""
@@ -214,21 +212,79 @@ class RemoteCall(Call):
                 held.enter_context(await self.room(num_bytes))
             async with self.writing:
                 try:
-                    await (self.write(content) if self.whole is None else self._write_whole(content))
+                    await self.write(content)
                 except aio.InternalError as error:  # gRPC fails a waiting write before it cancels the handler
                     raise asyncio.CancelledError from error
 
-    async def _write_whole(self, content: Any) -> None:
-        """Writes a message, and waits for that also if it is cancelled.
 
-        An error of another item cancels this one, and ends the call. During a write, gRPC sends no status:
-        the caller would wait for ever.
-        """
-        writing = asyncio.ensure_future(self.write(content))
-        try:
-            await asyncio.shield(writing)
-        finally:
-            await asyncio.wait({writing})
+class Outbox:
+    """Writes the answers to the requests that a call brought, in the order of their completion.
+
+    Owned by the call. A request may be cancelled, by the error of another one, while its answer is written.
+    During a write, gRPC sends no status: the caller would wait for ever. So a task of its own writes, and
+    `close` waits for it.
+
+    Args:
+        write: Writes a message.
+        join: Joins messages that wait into one, a few kilobytes long; None to write each by itself.
+    """
+
+    def __init__(
+        self, write: Callable[[Any], Awaitable[None]], join: Callable[[list[bytes]], bytes] | None
+    ) -> None:
+        self._write = write
+        self._join = join
+        self._waiting: deque[tuple[Any, asyncio.Future[None]]] = deque()
+        self._writing: asyncio.Task[None] | None = None
+
+    async def write(self, content: Any) -> None:
+        """Writes a message, after those before it; raises what the writing raises."""
+        written = asyncio.get_running_loop().create_future()
+        self._waiting.append((content, written))
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write_all())
+        await written
+
+    async def close(self) -> None:
+        """Waits for the writing. The requests whose messages have not been written are cancelled."""
+        if self._writing is not None:
+            await asyncio.wait({self._writing})
+
+    async def _write_all(self) -> None:
+        while self._waiting:
+            contents, written = self._next()
+            error: Exception | None = None
+            if contents:
+                try:
+                    await self._write(
+                        self._join(contents) if self._join and len(contents) > 1 else contents[0]
+                    )
+                except Exception as raised:
+                    error = raised
+            for each in written:
+                if each.done():
+                    continue
+                if error is None:
+                    each.set_result(None)
+                else:
+                    each.set_exception(error)
+        self._writing = None
+
+    def _next(self) -> tuple[list[Any], list[asyncio.Future[None]]]:
+        """Returns the contents of the next message, without those of requests that were cancelled."""
+        contents: list[Any] = []
+        written: list[asyncio.Future[None]] = []
+        num_bytes = 0
+        while self._waiting:
+            content, its = self._waiting[0]
+            if contents and (self._join is None or num_bytes + len(content) > SMALL_REQUEST_BYTES):
+                break
+            self._waiting.popleft()
+            if not its.done():
+                contents.append(content)
+                written.append(its)
+                num_bytes += len(content) if self._join is not None else 0
+        return contents, written
 
 
 class Calls:
@@ -415,6 +471,7 @@ class Calls:
         answer: Callable[[_Item, RemoteCall], Awaitable[None]],
         *,
         first_number: int = 0,
+        join: Callable[[list[bytes]], bytes] | None = None,
     ) -> None:
         """Answers the requests that a call brings side by side. Each is recorded in place of the call.
 
@@ -424,11 +481,12 @@ class Calls:
             most_open: The most requests that are answered at once.
             answer: Answers one, given its own call; an error that it raises ends the others, and is raised.
             first_number: The number of the first one, which is in its id.
+            join: As for `Outbox`.
 
         Raises:
             Unavailable: `following` raised it; the requests before have been answered.
         """
-        room = asyncio.Semaphore(most_open)
+        room, outbox = asyncio.Semaphore(most_open), Outbox(call.write, join)
 
         async def answer_one(item: _Item, its: RemoteCall) -> None:
             answering = answer(item, its)
@@ -451,12 +509,14 @@ class Calls:
                     if item is None:
                         break
                     await room.acquire()
-                    tasks.create_task(answer_one(item, call.item(number)))
+                    tasks.create_task(answer_one(item, call.item(number, outbox)))
                     del item
                     if (number + 1) % _MOST_BEGUN == 0:
                         await asyncio.sleep(0)  # they are read, and then submitted, before the next ones
         except ExceptionGroup as group:
             refusal = group.with_traceback(None).exceptions[0]
+        finally:
+            await outbox.close()
         try:
             if refusal is not None:
                 raise refusal

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from seq2seq_serve.client import ClientError, FieldViolation, Translated
-from seq2seq_serve.client.many import Dispatcher
+from seq2seq_serve.client.many import MOST_TOGETHER, Dispatcher, answers
 from seq2seq_serve.client.wire import generate_request
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse, Hypothesis
 
@@ -59,7 +59,7 @@ class Simulation:
                 except OSError as error:
                     is_read = True
                     dispatcher.finish(error)
-            while (call := dispatcher.next_call()) is not None:
+            for (call,) in dispatcher.next_calls():
                 calls.append((self.now + CALL_SECONDS, call))
                 self.sent.append((self.now, call.source, len(calls)))
             wait = dispatcher.seconds_to_wait()
@@ -134,10 +134,10 @@ def test_an_answer_that_was_on_its_way_does_not_end_the_pause():
     )
     for text in numbered(6):
         dispatcher.add(text)
-    first, second, *_ = [dispatcher.next_call() for _ in range(4)]
+    (first,), (second,), *_ = dispatcher.next_calls()
     dispatcher.end(first, DOWN)
     dispatcher.end(second, answer("x"))
-    assert dispatcher.next_call() is None
+    assert dispatcher.next_calls() == []
     assert dispatcher.seconds_to_wait() is None  # for the two that are in flight
 
 
@@ -237,3 +237,113 @@ def test_a_failed_text_raises_where_its_target_is_asked_for():
     [result] = Simulation(lambda text, now: TOO_LONG).run(["a"])
     with pytest.raises(ClientError, match="INVALID_ARGUMENT: long"):
         _ = result.text
+
+
+def sharing(texts: Iterable[str], in_flight: int = 64) -> Dispatcher[str]:
+    """A dispatcher with texts whose kind is their first word; those that begin with "alone" do not share."""
+    dispatcher = Dispatcher(
+        str,
+        in_flight,
+        300.0,
+        kind_of=lambda text: None if text.startswith("alone") else text.split()[0],
+        clock=lambda: 0.0,
+        chance=lambda: 0.0,
+    )
+    for text in texts:
+        dispatcher.add(text)
+    return dispatcher
+
+
+def sent(dispatcher: Dispatcher[str]) -> list[list[str]]:
+    return [[text.source for text in call] for call in dispatcher.next_calls()]
+
+
+def test_texts_of_one_kind_share_calls():
+    calls = sent(sharing(numbered(40)))
+    assert list(map(len, calls)) == [MOST_TOGETHER, 40 - MOST_TOGETHER]
+    assert [text for call in calls for text in call] == numbered(40)
+    mixed = ["a 1", "b 1", "alone 1", "a 2", "alone 2", "b 2"]
+    assert sent(sharing(mixed)) == [["a 1", "a 2"], ["b 1", "b 2"], ["alone 1"], ["alone 2"]]
+
+
+def test_texts_wait_for_room_for_several_and_no_text_waits_for_others_to_come():
+    dispatcher = sharing(numbered(80))
+    first, *others = dispatcher.next_calls()
+    assert len(first) + sum(map(len, others)) == 64
+    for text in first[:7]:
+        dispatcher.end(text, answer(text.source))
+    assert dispatcher.next_calls() == []
+    assert dispatcher.seconds_to_wait() is None
+    dispatcher.end(first[7], answer("x"))  # the call still has other texts, which do not hold up new ones
+    assert list(map(len, dispatcher.next_calls())) == [8]
+    for text in others[0][:8]:
+        dispatcher.end(text, answer("x"))
+    assert list(map(len, dispatcher.next_calls())) == [8]
+    dispatcher.end(others[0][8], answer("x"))
+    dispatcher.add("late")
+    assert sent(dispatcher) == [["late"]]
+    dispatcher.end(others[0][9], answer("x"))
+    for text in ["alone 1", *numbered(20)]:
+        dispatcher.add(text)
+    assert sent(dispatcher) == [["alone 1"]]
+
+
+@pytest.mark.parametrize("code", ["INTERNAL", "DEADLINE_EXCEEDED", "CANCELLED"])
+def test_an_error_of_a_whole_call_counts_for_each_text_which_is_then_sent_alone(code):
+    dispatcher = sharing(numbered(8))
+    dispatcher.clock = iter(range(0, 10_000, 10)).__next__
+    [texts] = dispatcher.next_calls()
+    dispatcher.end(texts[0], answer("x"))
+    for text in texts[1:]:
+        dispatcher.end(text, ClientError(code, ""), is_shared=True)
+    again = []
+    while calls := dispatcher.next_calls():
+        for [text] in calls:
+            again.append(text.source)
+            assert text.num_failures == 1
+            dispatcher.end(text, answer("x"))
+    assert again == numbered(8)[1:]
+    assert len(list(dispatcher.results())) == 8
+
+
+def test_a_push_back_of_a_whole_call_halves_the_limit_once():
+    dispatcher = sharing(numbered(64))
+    full = ClientError("RESOURCE_EXHAUSTED", "full", retry_after_seconds=0.5)
+    for call in dispatcher.next_calls():
+        for text in call:
+            dispatcher.end(text, full, is_shared=True)
+    assert dispatcher.next_calls() == []
+    assert dispatcher.seconds_to_wait() == 0.5
+    dispatcher.clock = lambda: 0.5
+    assert list(map(len, dispatcher.next_calls())) == [32]
+
+
+def test_a_request_that_is_refused_as_a_whole_is_sent_again_text_by_text():
+    """Together with large options, texts may be too many for a message that takes each of them."""
+    dispatcher = sharing(numbered(8))
+    [texts] = dispatcher.next_calls()
+    for text in texts:
+        dispatcher.end(text, TOO_LONG, is_shared=True)
+    calls = dispatcher.next_calls()
+    assert list(map(len, calls)) == [1] * 8
+    for [text] in calls:
+        dispatcher.end(text, BAD_OPTION)
+    assert list(dispatcher.results()) == []
+    assert "stopped after 5 texts in a row that failed" in str(dispatcher.error)
+
+
+async def test_texts_that_a_call_leaves_out_are_sent_again():
+    calls = []
+
+    async def send(texts):
+        calls.append(list(texts))
+        for place in range(len(texts) - 1, 0, -1):
+            yield place, answer(texts[place])
+        if len(texts) == 1:
+            yield 0, answer(texts[0])
+
+    dispatcher = sharing([])
+    dispatcher.clock = iter(range(0, 10_000, 10)).__next__
+    found = [result.text async for result in answers(["text 0", "text 1", "text 2"], dispatcher, send)]
+    assert found == ["TEXT 0", "TEXT 1", "TEXT 2"]
+    assert calls == [["text 0", "text 1", "text 2"], ["text 0"]]

@@ -5,6 +5,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from seq2seq_serve.client import (
     TranslationMemory,
 )
 from seq2seq_serve.documents.segments import FormattedText
+from seq2seq_serve.server.config import QueueLimits
 from tests.server.service.harness import EchoRunner, serving_on_a_thread
 
 TEXTS = [f"text {number}" for number in range(120)]
@@ -98,6 +100,15 @@ def test_a_server_that_restarts_loses_no_text(kind):
                 asyncio.run_coroutine_threadsafe(quiet, served.turns.loop).result(20)
                 first.close()
         assert texts == TEXTS
+
+
+def test_texts_share_calls_and_those_that_a_full_queue_refuses_are_sent_again(kind):
+    with serving_on_a_thread(queue=QueueLimits(max_waiting_requests=8)) as served:
+        results = list(each(kind, served.address, TEXTS))
+        assert [result.text for result in results] == TEXTS
+        count = partial(served.metric, "seq2seq_requests_total", method="GenerateBatch")
+        assert count(code="OK") > 100
+        assert count(code="RESOURCE_EXHAUSTED") > 0
 
 
 def test_translate_many_fails_after_give_up_seconds_without_an_answer(kind):

@@ -50,6 +50,9 @@ _LETTER = re.compile(r"[^\W\d_]")
 _LONGEST_NUMBER = 24  # characters, and shorter than what is cut for its length
 _HANGUL = re.compile("[\uac00-\ud7a3\u1100-\u11ff\u3130-\u318f]")
 
+# One sentence: nothing before its last character can end one. The library takes 12 microseconds of it.
+_ONE_SENTENCE = re.compile(r"[\w ]*+.?")
+
 _SPACES = {ord(character): " " for character in WHITE_SPACE}
 
 
@@ -90,6 +93,10 @@ def sentences(
         before_window: Is called before each window with the length of the current sentence so far; an error
             that it raises ends the work.
     """
+    if len(line) <= _WINDOW and _ONE_SENTENCE.fullmatch(line):
+        before_window(0)
+        yield line, ""
+        return
     start = judged = seen_from = 0  # of the current sentence; end of the finished part; start of the window
     while True:
         before_window(seen_from - start)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.errors import (
     EngineFailed,
     InvalidRequest,
+    Overloaded,
     ServerError,
     Unavailable,
     is_about_all,
@@ -63,8 +65,10 @@ class Seq2SeqService:
             decoding = await read_decoding(message.options, model, call)
             if call.calls.is_draining:
                 raise Unavailable("the server is shutting down")
-            call.is_accepted = True
+            call.is_accepted = not message.refuses_items
             items = enumerate(message.items)
+            join = _joined if message.joins_answers else None
+            ends_the_batch = partial(_ends_the_batch, is_accepted=call.is_accepted)
 
             async def following() -> tuple[int, pb.BatchItem] | None:
                 return next(items, None)
@@ -79,13 +83,13 @@ class Seq2SeqService:
             async def answer(numbered: tuple[int, pb.BatchItem], its: RemoteCall) -> None:
                 index, item = numbered
                 response = pb.GenerateBatchResponse(index=index, tag=item.tag)
-                error = await call.calls.run(its, generate_and_send(item, response, its), _ends_the_batch)
+                error = await call.calls.run(its, generate_and_send(item, response, its), ends_the_batch)
                 if error is not None:
                     response.error.CopyFrom(_batch_error(error, its.request_id))
                     await its.send(response)
 
             most_open = max(_LEAST_OPEN, 2 * model.engine.num_slots)
-            await call.calls.answer_items(call, following, most_open, answer)
+            await call.calls.answer_items(call, following, most_open, answer, join=join)
 
     async def Transcribe(self, messages: AsyncIterator[pb.TranscribeRequest], call: RemoteCall) -> None:
         """Answers with the text of a sound while it comes, then with the whole text."""
@@ -131,12 +135,29 @@ class Seq2SeqService:
 def _batch_error(error: Exception, request_id: str) -> pb.BatchError:
     code, text, reason, field = status_of(error)
     return pb.BatchError(
-        code=code.name, message=text, reason=reason, field=field or "", request_id=request_id
+        code=code.name,
+        message=text,
+        reason=reason,
+        field=field or "",
+        request_id=request_id,
+        retry_after_seconds=error.retry_after_seconds if isinstance(error, Overloaded) else None,
     )
 
 
-def _ends_the_batch(error: Exception) -> bool:
-    """Whether every item would fail: not if a source is wrong, its answer too long, or a step failed."""
+def _joined(answers: list[bytes]) -> bytes:
+    """Returns several answers of a batch as one message."""
+    first, *others = answers
+    whole = pb.GenerateBatchResponse.FromString(first)
+    for each in others:
+        whole.more.add().ParseFromString(each)
+    return whole.SerializeToString()
+
+
+def _ends_the_batch(error: Exception, *, is_accepted: bool) -> bool:
+    """Whether every item would fail: not if a source is wrong, its answer too long, or a step failed.
+
+    Items that are not accepted together are not refused together either, unless an option is wrong.
+    """
     if isinstance(error, InvalidRequest):
         return is_about_all(error)
-    return isinstance(error, ServerError) and not isinstance(error, EngineFailed)
+    return is_accepted and isinstance(error, ServerError) and not isinstance(error, EngineFailed)

@@ -15,7 +15,7 @@ from seq2seq_serve.client import AsyncClient, ClientError
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.errors import Unavailable
 from seq2seq_serve.server.service import calls
-from seq2seq_serve.server.service.calls import Calls, RemoteCall
+from seq2seq_serve.server.service.calls import SMALL_REQUEST_BYTES, Calls, Outbox, RemoteCall
 from seq2seq_serve.server.service.health import SEQ2SEQ
 from seq2seq_serve.server.service.seq2seq import generation, service
 from seq2seq_serve.server.service.write import responses as answers
@@ -340,6 +340,38 @@ async def test_answers_of_an_accepted_batch_wait_for_a_slow_caller(monkeypatch):
         await until_held(served, 0, 0)
 
 
+async def test_answers_that_wait_are_joined_up_to_a_few_kilobytes_without_those_of_cancelled_requests():
+    written, gate = [], asyncio.Event()
+
+    async def write(content):
+        written.append(content)
+        await gate.wait()
+
+    outbox = Outbox(write, b"".join)
+    writing = [asyncio.create_task(outbox.write(content)) for content in (b"a", b"b")]
+    while not written:
+        await asyncio.sleep(0)
+    large = b"x" * (SMALL_REQUEST_BYTES - 1)
+    writing += [asyncio.create_task(outbox.write(content)) for content in (b"c", b"d", large, b"e", b"f")]
+    await asyncio.sleep(0)
+    writing[2].cancel()
+    await asyncio.sleep(0)
+    gate.set()
+    await outbox.close()
+    assert written == [b"ab", b"d" + large, b"ef"]
+    await asyncio.gather(*writing[:2], *writing[3:])
+
+
+async def test_an_error_of_a_write_is_raised_for_each_of_its_answers():
+    async def write(_):
+        raise ValueError("gone")
+
+    outbox = Outbox(write, None)
+    raised = await asyncio.gather(*map(outbox.write, (b"a", b"b")), return_exceptions=True)
+    assert [str(error) for error in raised] == ["gone", "gone"]
+    await outbox.close()
+
+
 async def test_an_error_that_ends_a_batch_reaches_a_caller_who_reads_slowly(monkeypatch):
     """It cancelled the writing of another answer, and gRPC sends no status during a write."""
     failed = asyncio.Event()
@@ -347,7 +379,7 @@ async def test_an_error_that_ends_a_batch_reaches_a_caller_who_reads_slowly(monk
     async def generate(rows, decoding, call):
         if call.request_id.endswith("-0"):
             return await generation.generate(rows, decoding, call)
-        while not call.writing.locked():
+        while call.write.__self__._writing is None:
             await asyncio.sleep(0.01)
         failed.set()
         raise Unavailable("the engine ended")

@@ -173,3 +173,11 @@ def test_the_language_decides():
 def test_an_english_sentence_may_end_with_a_capital_letter(text):
     first, _, rest = text.partition(". ")
     assert [sentence for sentence, _ in sentences(text, "en")] == [f"{first}.", rest]
+
+
+@given(st.from_regex(r"\w[\w ]{0,60}.?", fullmatch=True), st.sampled_from(sorted(module._LANGUAGES)))
+def test_a_text_without_a_mark_before_its_last_character_is_one_sentence_for_the_library_too(text, language):
+    line = text.rstrip()
+    assert module._ONE_SENTENCE.fullmatch(line)
+    assert list(module._beginnings(line, language)) == [0]
+    assert list(sentences(line, language)) == [(line, "")]

@@ -81,6 +81,18 @@ async def test_an_answer_comes_when_it_is_complete_and_carries_its_tag():
         assert all(each.rpartition("-")[2] in "012" for each in ids)
 
 
+async def test_answers_that_are_complete_together_are_joined_for_callers_who_ask_for_it():
+    async with serving() as served:
+        request = requests_of(*["abc"] * 200)
+        assert not any(message.more for message in await all_of(served.stub.GenerateBatch(request)))
+        request.joins_answers = True
+        messages = await all_of(served.stub.GenerateBatch(request))
+        assert len(messages) < 200
+        found = [answer for message in messages for answer in (message, *message.more)]
+        assert sorted(answer.index for answer in found) == list(range(200))
+        assert {answer.response.hypotheses[0].text for answer in found} == {"abc"}
+
+
 async def test_a_source_that_is_refused_does_not_end_the_others():
     async with serving() as served, AsyncClient(served.address) as client:
         found = await answers(client, ["abc", "x" * 100, " ", "d", None, "\udcff"])
@@ -134,6 +146,22 @@ async def test_a_batch_waits_for_a_full_queue():
     limits = QueueLimits(max_waiting_requests=1)
     async with serving(queue=limits) as served, AsyncClient(served.address) as client:
         assert await answers(client, texts) == dict(enumerate(texts))
+
+
+async def test_items_are_refused_while_the_queue_is_full_for_callers_who_ask_for_it():
+    async with serving(queue=QueueLimits(max_waiting_requests=1)) as served:
+        served.runner.gate.clear()
+        request = requests_of(*["abc"] * 30)
+        request.refuses_items = True
+        messages = aiter(served.stub.GenerateBatch(request))
+        first = await anext(messages)
+        assert (first.error.code, first.error.reason) == ("RESOURCE_EXHAUSTED", "OVERLOADED")
+        assert ClientError.from_batch(first.error).retry_after_seconds > 0
+        served.runner.gate.set()
+        found = [first, *[message async for message in messages]]
+        assert len(found) == 30
+        assert {answer.error.code for answer in found} == {"", "RESOURCE_EXHAUSTED"}
+        assert not ClientError.from_batch(pb.BatchError(code="INTERNAL")).retry_after_seconds
 
 
 async def test_a_caller_who_leaves_frees_every_slot():
