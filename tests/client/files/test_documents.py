@@ -293,10 +293,15 @@ class _Decoder:
     def prepare(self, text):
         return text
 
-    async def send(self, text):
-        if isinstance(text, FormattedText):
-            return backwards(text)
-        return GenerateResponse(hypotheses=[Hypothesis(text=text.upper())])
+    def kind_of(self, _text):
+        return "text"
+
+    async def send(self, texts):
+        for place, text in enumerate(texts):
+            if isinstance(text, FormattedText):
+                yield place, backwards(text)
+            else:
+                yield place, GenerateResponse(hypotheses=[Hypothesis(text=text.upper())])
 
     async def stop(self):
         pass
