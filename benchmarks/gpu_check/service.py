@@ -24,7 +24,7 @@ from benchmarks.load.generator import Generator
 from benchmarks.serving import RunningServer, serving
 from seq2seq_serve.bundle.audio import SAMPLE_RATE
 from seq2seq_serve.client import Client, ClientError
-from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse, Target, TokenIds
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse, Target, Term, TokenIds
 
 _SOURCE = "오늘은 금요일입니다"
 _PREFIX_IDS = range(5, 75)
@@ -41,10 +41,11 @@ OPTIONS = {
     "alternatives": GenerateOptions(log_probabilities=True, num_alternatives=5),
     "prefix": GenerateOptions(target_prefix=_PREFIX),
     "prefix of a beam": GenerateOptions(target_prefix=_PREFIX, beam_size=4, attention=True),
+    "terms": GenerateOptions(beam_size=4, num_hypotheses=4, terms=[Term(source="오늘은", target="one")]),
     "attention": GenerateOptions(attention=True),
     "attention in pieces": GenerateOptions(attention=True, max_length_ratio=0, max_new_tokens=150),
 }
-_TRAFFIC = ("greedy", "beam", "top_k", "attention")
+_TRAFFIC = ("greedy", "beam", "terms", "top_k", "attention")
 VERSIONS = ("1", "2", "1", "2")
 _WORDS = GenerateOptions(word_timestamps=True, max_new_tokens=24)
 _SLOTS = 256

@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import trustme
 
@@ -226,10 +227,8 @@ def test_terms_are_given_by_flags_and_targets_that_lack_some_are_a_warning(run, 
 
     def without_wanted(rows, num_steps=1):
         selected = step(rows, num_steps)
-        for table in selected.candidates:
-            for ids in table.wanted.values():
-                ids.update(dict.fromkeys(ids, -math.inf))
-        return selected
+        tables = [replace(table, found=np.full_like(table.found, -math.inf)) for table in selected.candidates]
+        return replace(selected, candidates=tuple(tables))
 
     monkeypatch.setattr(server.runner, "step", without_wanted)
     code, _, err = run("translate", *flags, stdin=b"a cat\nb dog\nc cow\n")

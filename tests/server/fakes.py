@@ -102,7 +102,9 @@ def selected(
 ) -> Selected:
     """The tokens of a step; the branches of beams become candidates."""
     beams = [row for row in branches if rows[row].request.beam is not None and rows[row].num_branches > 1]
-    width = max((len(branches[row].token_ids) for row in beams), default=0)
+    if not beams:
+        return Selected(tokens, branches, attention=attention or {})
+    width = max(len(branches[row].token_ids) for row in beams)
     shape = (len(beams), width)
     found = [list((wanted or {}).get(row, {}).values()) for row in beams]
     assert wanted or not any(rows[row].progress for row in beams)
@@ -118,7 +120,7 @@ def selected(
         candidates.token_ids[place, :number] = branches[row].token_ids
         candidates.log_probabilities[place, :number] = branches[row].log_probabilities
     others = {row: ways for row, ways in branches.items() if row not in beams}
-    return Selected(tokens, others, (candidates,) if beams else (), attention=attention or {})
+    return Selected(tokens, others, (candidates,), attention=attention or {})
 
 
 def attended(source: tuple[int, ...], fed: list[int]) -> Array:
