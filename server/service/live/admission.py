@@ -18,7 +18,6 @@ _MOST_SECONDS = 2.0  # of a decoding, its waiting included, beyond which text co
 _FORGOTTEN_SECONDS = 10.0  # after the last decoding, its time says nothing about the next one
 _RETRY_SECONDS = 5.0
 _AT_ONCE_SECONDS = 0.1  # in which all segments are decoded that are decoded at once
-_LEAST_AT_ONCE = 2  # for each core of the engine
 _IDLE_SECONDS = 5.0  # without sound, after which a stream does not count: nothing is decoded for it
 
 
@@ -79,15 +78,16 @@ class DecodingLine:
     """Streams that wait for an engine before they take the sound that they decode.
 
     What is said while a request waits in the engine's own queue is only heard by the next one. As many
-    segments are decoded at once as are decoded in a tenth of a second: two on a CPU, where the sounds are
-    encoded one after the other, and many on a GPU, where they share the steps. Owned by `LiveStreams`.
+    segments are decoded at once as are decoded in a tenth of a second, one for each core at least: one on a
+    CPU, where sounds are encoded one after the other, and many on a GPU, where they share the steps. Owned by
+    `LiveStreams`.
 
     Args:
         num_cores: Of the engine.
     """
 
     def __init__(self, num_cores: int) -> None:
-        self._least = self._most = _LEAST_AT_ONCE * num_cores
+        self._least = self._most = num_cores
         self._places = asyncio.Semaphore(self._most)
         self._num_taken = 0
         self._seconds = 0.0  # in which one is decoded, the average

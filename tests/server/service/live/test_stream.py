@@ -439,8 +439,7 @@ async def test_what_is_said_while_a_stream_waits_is_in_its_next_decoding(whisper
             await one.stream.settled()
 
         async with asyncio.TaskGroup() as tasks:
-            for _ in range(2):
-                tasks.create_task(take())
+            tasks.create_task(take())
             await asyncio.sleep(0)
             with requests_of(served, monkeypatch) as seen:
                 await one.stream.run(commands())
