@@ -508,7 +508,7 @@ def add_generation_flags(parser: argparse.ArgumentParser, names: Iterable[str]) 
     """Adds the flags of generation options, by the options' names."""
     for name in names:
         option, flag = OPTIONS[name], _FLAGS[name]
-        text = re.sub(r"`(\w+)`", lambda match: _FLAGS[match[1]], option.help)
+        text = re.sub(r"`(\w+)`", lambda match: _FLAGS[match[1]], option.help).replace("%", "%%")
         text += " (needs --json)" * (name in _ONLY_IN_JSON)
         if option.is_switch:
             parser.add_argument(flag, action="store_const", const=option.read(True), help=text)

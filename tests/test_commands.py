@@ -1,5 +1,7 @@
 """A command whose packages are missing says in one line how to install them; all have a version."""
 
+import importlib
+import re
 import shutil
 import subprocess
 import sys
@@ -95,3 +97,22 @@ def test_help_names_the_command_as_it_was_called(monkeypatch, capsys):
         with pytest.raises(SystemExit):
             main(["score", "--help"])
         assert f'example: {name} score "' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["bulk", "client", "export", "server", "training"])
+def test_every_command_has_help(name, monkeypatch, capsys):
+    """A `%` in the help of an option was taken for a format, and `translate --help` was a traceback."""
+    main = importlib.import_module(f"seq2seq_serve.{name}.__main__").main
+    monkeypatch.setattr(sys, "argv", [f"/clone/{name}/__main__.py"])
+    waiting, seen = [list[str]()], set[str]()  # a choice of an argument has the same help
+    while waiting:
+        command = waiting.pop()
+        with pytest.raises(SystemExit) as ended:
+            main([*command, "--help"])
+        text = capsys.readouterr().out
+        assert ended.value.code == 0
+        assert text.startswith("usage: ")
+        commands = re.search(r"^  \{([\w,-]+)\}", text, re.MULTILINE)
+        if commands and text not in seen:
+            seen.add(text)
+            waiting += [[*command, one] for one in commands[1].split(",")]
