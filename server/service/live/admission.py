@@ -1,12 +1,14 @@
-"""How many live streams a server takes: as many as it can decode in time. And whose turn it is."""
+"""How many live streams a server takes, as many as it can decode in time, and in which order it decodes."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from seq2seq_serve.server.engine.async_engine import AsyncEngine
@@ -17,7 +19,9 @@ _NEWS = 1 / 8  # the weight of a decoding in the average
 _MOST_SECONDS = 2.0  # of a decoding, its waiting included, beyond which text comes too late
 _FORGOTTEN_SECONDS = 10.0  # after the last decoding, its time says nothing about the next one
 _RETRY_SECONDS = 5.0
-_AT_ONCE_SECONDS = 0.1  # in which all segments are decoded that are decoded at once
+_AT_ONCE_SECONDS = 0.1  # in which segments that share the engine are decoded
+_LEAST_SECONDS = 1e-3
+_MOST_SERVED = 1000  # callers
 _IDLE_SECONDS = 5.0  # without sound, after which a stream does not count: nothing is decoded for it
 
 
@@ -74,13 +78,31 @@ class LiveStreams:
         return time.monotonic() - self._decoded_at < _FORGOTTEN_SECONDS
 
 
+@dataclass(eq=False)
+class _Waiter:
+    """A stream in the line.
+
+    Attributes:
+        caller: The name of its caller.
+        priority: As for requests: the lowest goes first.
+        number: Its place by arrival.
+        turn: Is done when it is the stream's turn.
+    """
+
+    caller: str
+    priority: float
+    number: int
+    turn: asyncio.Future[None]
+
+
 class DecodingLine:
     """Streams that wait for an engine before they take the sound that they decode.
 
-    What is said while a request waits in the engine's own queue is only heard by the next one. As many
-    segments are decoded at once as are decoded in a tenth of a second, one for each core at least: one on a
-    CPU, where sounds are encoded one after the other, and many on a GPU, where they share the steps. Owned by
-    `LiveStreams`.
+    A request that waits in the engine's queue has the sound of the moment at which it was made, so what is
+    said while it waits would be decoded one round later. The line lets as many streams decode at once as end
+    in a tenth of a second, and at least one for each core: one on a CPU, which encodes the sounds one after
+    the other, and many on a GPU, where they share the steps. As in the queue, the lowest priority goes first,
+    and callers of one priority take turns. Owned by `LiveStreams`.
 
     Args:
         num_cores: Of the engine.
@@ -88,30 +110,50 @@ class DecodingLine:
 
     def __init__(self, num_cores: int) -> None:
         self._least = self._most = num_cores
-        self._places = asyncio.Semaphore(self._most)
         self._num_taken = 0
+        self._waiting: list[_Waiter] = []
+        self._numbers = itertools.count()
+        self._served: dict[str, int] = {}  # the number of each caller's last turn, the oldest first
         self._seconds = 0.0  # in which one is decoded, the average
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Waits for the stream's turn; the place is given back at exit, when its segment is decoded."""
-        await self._places.acquire()
-        self._num_taken += 1
-        began, num_at_once = time.monotonic(), self._num_taken
+    async def place(self, caller: str, priority: float) -> AsyncIterator[None]:
+        """Waits for the stream's turn; its place is free again at exit."""
+        waiter = _Waiter(caller, priority, next(self._numbers), asyncio.get_running_loop().create_future())
+        self._waiting.append(waiter)
+        self._serve()
         try:
+            await waiter.turn
             yield
-            self._record((time.monotonic() - began) / num_at_once)
         finally:
-            self._num_taken -= 1
-            wanted = round(_AT_ONCE_SECONDS / self._seconds) if self._seconds else self._least
-            # At most one more or less, so that an exceptional decoding does not matter
-            most = min(max(wanted, self._least, self._most - 1), self._most + 1)
-            for _ in range(1 + most - self._most):
-                self._places.release()
-            self._most = most
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+            else:
+                self._num_taken -= 1
+                self._serve()
 
-    def _record(self, seconds: float) -> None:
+    def record(self, seconds: float) -> None:
+        """Counts the time of a decoding in a place; how many there are follows the average."""
+        seconds /= max(self._num_taken, 1)
         self._seconds += (_NEWS if self._seconds else 1) * (seconds - self._seconds)
+        wanted = round(_AT_ONCE_SECONDS / max(self._seconds, _LEAST_SECONDS))
+        self._most = max(min(wanted, self._most + 1), self._least)
+
+    def _serve(self) -> None:
+        """Gives the free places to those whose turn it is."""
+        while self._waiting and self._num_taken < self._most:
+            first = min(
+                self._waiting,
+                key=lambda each: (each.priority, self._served.get(each.caller, -1), each.number),
+            )
+            self._waiting.remove(first)
+            self._served.pop(first.caller, None)
+            self._served[first.caller] = next(self._numbers)
+            if len(self._served) > _MOST_SERVED:
+                del self._served[next(iter(self._served))]
+            self._num_taken += 1
+            if not first.turn.done():
+                first.turn.set_result(None)
 
 
 class Presence:

@@ -199,7 +199,8 @@ class LiveDecoder:
         progress, request, asked_at = self._progress, None, time.monotonic()
         async with AsyncExitStack() as place:
             if not self._is_known(segment):
-                await place.enter_async_context(self._line.place())
+                priority = self._decoding.request.priority
+                await place.enter_async_context(self._line.place(self._call.caller.name, priority))
             async with self._hearing.lock:
                 begin, end, is_last = segment.begin, self._heard(segment), segment.is_complete
                 segment.is_decoded = is_last
@@ -281,6 +282,7 @@ class LiveDecoder:
                 result = attempt.result
                 if attempt.is_silent:
                     return [], result
+            self._line.record(time.monotonic() - request.arrival)
             await place.aclose()
             return await self._words(request, result, begin, end), result
 

@@ -429,7 +429,7 @@ async def test_what_is_said_while_a_stream_waits_is_in_its_next_decoding(whisper
         line, are_free = lives.line(model.engine), asyncio.Event()
 
         async def take() -> None:
-            async with line.place():
+            async with line.place("", 0):
                 await are_free.wait()
 
         async def commands() -> AsyncIterator[bytes]:
