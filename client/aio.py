@@ -28,7 +28,7 @@ from seq2seq_serve.client.many import (
     answers,
 )
 from seq2seq_serve.client.rpcs import Answer, Connection, Outcome, Rpc, Translated, documented
-from seq2seq_serve.client.wire import Item, item_of
+from seq2seq_serve.client.wire import Item, item_maker
 from seq2seq_serve.protos.options import Options, options_of
 from seq2seq_serve.protos.seq2seq_v1_pb2 import FinishSegment, TurnDetection
 from seq2seq_serve.protos.sources import Sources, check_texts
@@ -99,7 +99,7 @@ class AsyncClient(Connection):
     ) -> AsyncGenerator[Translated]:
         """Works like `Client.translate_many`; `texts` may be an asynchronous iterable, too."""
         check_texts(texts)
-        prepare = partial(item_of, model=model, options=options_of(options))
+        prepare = item_maker(model, options_of(options))
         dispatcher = Dispatcher(prepare, in_flight, give_up_seconds, memory, attrgetter("kind"))
         send = partial(self._send_items, model=model, timeout_seconds=timeout_seconds)
         return answers(texts, dispatcher, send)

@@ -63,6 +63,7 @@ class PendingText(Generic[Request]):
         request: What to send; None for a text that is blank, in the memory, or cannot be sent.
         kind: It shares calls with others of this kind; None for a text that needs a call of its own.
         ticket: Position among all sent texts, counted at the last time that this one was sent.
+        is_moved: Whether it was sent again at once, because a server ended the call that it shared.
         num_failures: The number of failures that this text may have caused.
         result: Is set when the text is done.
     """
@@ -72,8 +73,15 @@ class PendingText(Generic[Request]):
     request: Request | None = None
     kind: Hashable | None = None
     ticket: int = 0
+    is_moved: bool = False
     num_failures: int = 0
     result: Translated | None = None
+
+    @property
+    def to_send(self) -> Request:
+        """The request of a text that has one."""
+        assert self.request is not None
+        return self.request
 
 
 @dataclass
@@ -85,7 +93,8 @@ class Dispatcher(Generic[Request]):
     server's retry delay, halves the limit of texts in flight, and then raises it by one with each round of
     answers. If a call does not reach a server, or ends with an error that may pass, the dispatcher sends its
     texts again after a pause, which doubles each time. Until an answer arrives, and for the texts that may
-    have caused a failure, it sends one text at a time.
+    have caused a failure, it sends one text at a time. Before that, a text whose server ends is sent again at
+    once.
 
     Attributes:
         prepare: Prepares the request of a source; if it raises `ClientError`, that text fails.
@@ -201,6 +210,9 @@ class Dispatcher(Generic[Request]):
             # Perhaps only the message has too many elements: the server decides about each text alone.
             text.kind = None
             heapq.heappush(self._waiting, (text.number, text))
+        elif self._may_move(text, outcome):
+            text.is_moved = True
+            heapq.heappush(self._waiting, (text.number, text))
         elif isinstance(outcome, GenerateResponse) or _is_about_the_text(outcome):
             self._record_answer(text)
             text.result = translated(text.source, outcome)
@@ -284,6 +296,16 @@ class Dispatcher(Generic[Request]):
         if error.code == "INTERNAL":  # a step of the engine fails for all texts that are in it
             self._suspects.add(text)
 
+    def _may_move(self, text: PendingText[Request], outcome: GenerateResponse | Exception) -> bool:
+        """Whether another server may answer a text now: gRPC itself sends only unary calls again."""
+        return (
+            isinstance(outcome, ClientError)
+            and outcome.code == "UNAVAILABLE"
+            and outcome.retry_after_seconds is None
+            and text.kind is not None
+            and not text.is_moved
+        )
+
     def _fail_for_now(self, text: PendingText[Request], error: ClientError) -> None:
         self._fail(text, error)
         self._num_failed += 1
@@ -332,7 +354,7 @@ async def answers(
         unanswered = dict(enumerate(texts))
         error: Exception = NO_ANSWER
         try:
-            async for place, outcome in send([text.request for text in texts if text.request is not None]):
+            async for place, outcome in send([text.to_send for text in texts]):
                 events.put_nowait(partial(dispatcher.end, unanswered.pop(place), outcome))
         except Exception as raised:
             error = raised

@@ -24,7 +24,7 @@ from seq2seq_serve.client.many import (
     PendingText,
 )
 from seq2seq_serve.client.rpcs import Answer, Connection, Outcome, Rpc, Translated, documented
-from seq2seq_serve.client.wire import Item, item_of
+from seq2seq_serve.client.wire import Item, item_maker
 from seq2seq_serve.protos.options import Options, options_of
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
 from seq2seq_serve.protos.sources import Sources, check_texts
@@ -178,7 +178,7 @@ class Client(Connection):
             TypeError: `texts` is a single source.
         """
         check_texts(texts)
-        prepare = partial(item_of, model=model, options=options_of(options))
+        prepare = item_maker(model, options_of(options))
         dispatcher = Dispatcher(prepare, in_flight, give_up_seconds, memory, attrgetter("kind"))
         rpc_of = partial(self._rpc_of_items, model=model, timeout_seconds=timeout_seconds)
         events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -211,7 +211,7 @@ class Client(Connection):
             events.put(partial(calls.discard, call))
 
         def send(sent: list[PendingText[Item]]) -> None:
-            rpc = rpc_of([text.request for text in sent if text.request is not None])
+            rpc = rpc_of([text.to_send for text in sent])
             start = rpc.method.future if len(sent) == 1 else rpc.method
             call = start(rpc.request, **rpc.settings)
             calls.add(call)

@@ -50,7 +50,7 @@ from seq2seq_serve.client.output import answer_json, answer_lines, in_flags, len
 from seq2seq_serve.client.progress import Progress
 from seq2seq_serve.client.rpcs import Outcome, Translated
 from seq2seq_serve.client.sync import Client
-from seq2seq_serve.client.wire import Item, item_of
+from seq2seq_serve.client.wire import Item, item_maker
 from seq2seq_serve.documents.segments import WrongFile, kind_of, options_by_kind
 from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.protos.languages import standard_tag
@@ -283,14 +283,15 @@ class _Server:
     def __init__(self, client: AsyncClient, plan: Translation, model: Model) -> None:
         self._client = client
         self._model = model.name
-        self._options = options_by_kind(
+        options_of = options_by_kind(
             plan.options, has_attention=model.has_attention, keeps_placeholders=plan.keeps_placeholders
         )
+        self._item_of = {kind: item_maker(model.name, options) for kind, options in options_of.items()}
         self.in_flight, self.give_up_seconds = plan.in_flight, plan.give_up_seconds
 
     def prepare(self, text: str) -> Item:
         """Returns a text with its options."""
-        return item_of(text, self._model, self._options[kind_of(text)])
+        return self._item_of[kind_of(text)](text)
 
     def kind_of(self, request: Item) -> int | None:
         """Returns the same for texts that may share a call; None for a text that has its own."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -38,8 +38,8 @@ _SERVICE_CONFIG = {
     "healthCheckConfig": {"serviceName": _SERVICE.full_name},
     "methodConfig": [
         {
-            # Not GenerateStream: if the server dies before the first message, a blocking stream that is
-            # retried may wait for ever, despite its deadline (gRPC 1.85.1).
+            # Not streams: if the server dies before the first message, a blocking stream that is retried may
+            # wait for ever, despite its deadline (gRPC 1.85.1). `Dispatcher` sends texts of a batch again.
             "name": [
                 {"service": _SERVICE.full_name, "method": method.name}
                 for method in _SERVICE.methods
@@ -106,12 +106,17 @@ def generate_request(source: Sources, model: str, options: Options | None) -> Ge
     return _fitting(GenerateRequest(model=model, sources=sources_of(source), options=options_of(options)))
 
 
-def item_of(source: Sources, model: str, options: GenerateOptions) -> Item:
-    """Returns a source as one of many; raises as `generate_request`."""
-    item = Item(BatchItem(sources=sources_of(source)), options)
-    if item.message.ByteSize() + options.ByteSize() > MAX_REQUEST_BYTES - MOST_SHARED_BYTES:
-        items_request([item], model)
-    return item
+def item_maker(model: str, options: GenerateOptions) -> Callable[[Sources], Item]:
+    """Returns what turns a source into one of many with these options; it raises as `generate_request`."""
+    most_bytes = MAX_REQUEST_BYTES - MOST_SHARED_BYTES - options.ByteSize()
+
+    def item_of(source: Sources) -> Item:
+        item = Item(BatchItem(sources=sources_of(source)), options)
+        if item.message.ByteSize() > most_bytes:
+            items_request([item], model)
+        return item
+
+    return item_of
 
 
 def items_request(items: Sequence[Item], model: str) -> GenerateRequest | GenerateBatchRequest:

@@ -94,7 +94,7 @@ class _Ask(NamedTuple):
     changes: Mapping[int, tuple[float, float]]
 
 
-_ANY_PLACE = np.zeros((1, 2), np.int64)  # for a graph that has to look something up
+_ANY_PLACE = np.zeros((1, 2), np.int64)  # some nodes of CUDA do not take arrays without elements
 
 
 def choice(rows: Collection[Sequence], vocab_size: int, *, looks_up: bool) -> tuple[int, Wanted]:
@@ -256,7 +256,9 @@ class Selector:
             names.NUM_CANDIDATES: np.array([_num_wanted(sequences, self._vocab_size)]),
             names.PLACES: wanted.places if len(wanted.places) else _ANY_PLACE,
         }
-        return self._outputs("best" if graph == "best" else "candidates", logits, feeds, names.FOUND)
+        name = "best" if graph == "best" else "candidates"
+        *best, found = self._outputs(name, logits, feeds, names.FOUND)
+        return [*best, found[: len(wanted.places)]]
 
     def _asks(self, row: int, sequence: Sequence) -> tuple[_Kind, list[_Ask]]:
         """Returns the way in which a row's tokens are selected, and the row's selections."""

@@ -306,6 +306,21 @@ def test_an_error_of_a_whole_call_counts_for_each_text_which_is_then_sent_alone(
     assert len(list(dispatcher.results())) == 8
 
 
+def test_texts_whose_server_ends_are_sent_once_more_at_once(caplog):
+    """Only unary calls are sent to another server by gRPC itself."""
+    dispatcher = sharing(numbered(8))
+    [texts] = dispatcher.next_calls()
+    for text in texts:
+        dispatcher.end(text, DOWN, is_shared=True)
+    assert not caplog.messages
+    [again] = dispatcher.next_calls()
+    assert [text.source for text in again] == numbered(8)
+    for text in again:
+        dispatcher.end(text, DOWN, is_shared=True)
+    assert dispatcher.next_calls() == []
+    assert len(caplog.messages) == 1
+
+
 def test_a_push_back_of_a_whole_call_halves_the_limit_once():
     dispatcher = sharing(numbered(64))
     full = ClientError("RESOURCE_EXHAUSTED", "full", retry_after_seconds=0.5)

@@ -318,7 +318,7 @@ async def _translate_file(path: Path, folder: Path) -> None:
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_document_takes_at_most_ten_times_its_size(suffix, tmp_path):
-    """It was up to fifty times: all tags, texts and answers were held until the end.
+    """It was up to 65 times: all tags, texts and answers were held until the end.
 
     What a small file takes does not count: texts on their way, and what the first file imports.
     """
