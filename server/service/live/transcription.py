@@ -17,12 +17,14 @@ from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
-from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE
+from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE, Samples
 from seq2seq_serve.bundle.names import SOURCE_LANGUAGE
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Result
+from seq2seq_serve.server.runner.voice_activity import MissingVoiceActivityError, SpeechRules, speech
 from seq2seq_serve.server.service.call import Call
+from seq2seq_serve.server.service.fair_thread import YieldPoint
 from seq2seq_serve.server.service.live.admission import DecodingLine
 from seq2seq_serve.server.service.live.agreement import Agreement, Heard
 from seq2seq_serve.server.service.live.hearing import Hearing, SendEvent
@@ -46,7 +48,17 @@ _CONTEXT_SECONDS, _WINDOW_SECONDS, _MOST_PAUSE_SECONDS = 20.0, 28.0, 3.0
 _LIVE_BEFORE = 0.5  # of a step of priority
 # Sound after a word, with which a decoding is taken for right; and new sound, of which decodings are rare
 _FOLLOWED_SECONDS = 1.0
+_PAUSE_SECONDS = 0.5
+_LEAST_REST_SECONDS = 2.0  # of speech after the last word of a segment, which is decoded by itself
 _SENTENCE_ENDS = (".", "?", "!", "。", "？", "！", "…")
+
+
+def _speaks(samples: Samples, checkpoint: YieldPoint) -> bool:
+    """Whether somebody speaks, as far as the server can tell."""
+    try:
+        return bool(speech(samples, SpeechRules(_PAUSE_SECONDS), checkpoint))
+    except MissingVoiceActivityError:
+        return True
 
 
 @dataclass(frozen=True)
@@ -246,6 +258,7 @@ class LiveDecoder:
             if progress.stable:
                 self._context.append(FinishedPart(begin, progress.stable))
                 yield self._complete(progress.stable)
+            await self._continue(segment, begin, end, has_read_before=request is not None and first < begin)
         elif (num_cut := self._place_of_cut(begin, end)) is not None:
             self._context.append(FinishedPart(begin, progress.stable[:num_cut]))
             yield self._complete(progress.stable[:num_cut])
@@ -257,6 +270,32 @@ class LiveDecoder:
             cut = min(max(cut // HOP * HOP, begin), end)
             async with self._hearing.lock:
                 segment.spans[0] = cut, max(cut, segment.spans[0][1])
+
+    async def _continue(self, segment: LiveSegment, begin: int, end: int, *, has_read_before: bool) -> None:
+        """Lets a complete segment, or the rest of it, be decoded once more if its target ended too early.
+
+        A model may end its target at a pause, or after the words that it is forced to write. It does so again
+        if it reads the same, so what was complete before is not read any more.
+        """
+        words = self._progress.stable
+        if not words:
+            if not has_read_before:
+                return
+        else:
+            cut = words[-1].end // HOP * HOP
+            if end - cut < _LEAST_REST_SECONDS * SAMPLE_RATE or cut <= begin:
+                return
+            async with self._hearing.lock:
+                samples = self._sound.samples(cut, end)
+            if not await self._call.read(partial(_speaks, samples), len(samples)):
+                return
+            begin = cut
+        while self._context:
+            self._leave_out()
+        async with self._hearing.lock:
+            segment.spans[0] = begin, end
+            segment.is_decoded = False
+        self._progress = Progress(segment)
 
     def _is_known(self, segment: LiveSegment) -> bool:
         """Whether the pause at its end was decoded, and two decodings agreed about some of the segment."""

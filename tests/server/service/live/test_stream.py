@@ -24,6 +24,7 @@ from seq2seq_serve.server.service.live import admission, transcription
 from seq2seq_serve.server.service.live import stream as stream_module
 from seq2seq_serve.server.service.live.admission import LiveStreams
 from seq2seq_serve.server.service.live.stream import Command, LiveStream, Send
+from seq2seq_serve.server.service.live.transcription import LiveDecoder, SpokenWord
 from seq2seq_serve.server.telemetry.record import Caller
 from seq2seq_serve.server.telemetry.statistics import Statistics
 from tests.bundle.test_audio import encoded
@@ -470,6 +471,52 @@ async def test_what_is_dropped_is_not_read_again_before_the_next_segment(whisper
                 whole = await one.stream.run(commands())
             assert whole.hypotheses[0].segments[0].words
             assert bool(seen[-1].prefix_ids) == (not is_dropped)
+
+
+async def test_a_segment_to_which_nothing_is_said_after_the_one_before_is_decoded_alone(
+    whisper_path, monkeypatch
+):
+    """A Whisper ended its target after the words of the segment before, so a whole sentence was lost."""
+    words_of = LiveDecoder._words
+
+    async def nothing_after_others(decoder, request, *given):
+        return [] if request.prefix_ids else await words_of(decoder, request, *given)
+
+    monkeypatch.setattr(LiveDecoder, "_words", nothing_after_others)
+    monkeypatch.setattr(transcription, "_MORE_TOKENS", 2)  # so that they fit before the next segment
+    async with serving_bundles(whisper_path / "bundle") as served:
+        one = direct(served, nobody)
+
+        async def commands() -> AsyncIterator[bytes | Command]:
+            for seed in range(2):
+                yield pcm(noise(0.2, seed))
+                yield Command.FINISH_SEGMENT
+
+        with requests_of(served, monkeypatch) as seen:
+            whole = await one.stream.run(commands())
+        assert any(request.prefix_ids for request in seen)
+        assert len(whole.hypotheses[0].segments) == 2
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+async def test_speech_after_the_last_word_of_a_segment_is_decoded_alone(speaks, whisper_path, monkeypatch):
+    """A Whisper ended its target at a pause, and the half of an item of OpenAI's API was lost."""
+
+    async def one_word(_decoder, _request, _result, begin, end):
+        return [SpokenWord((5,), " a", begin, (begin + end) // 2)]
+
+    monkeypatch.setattr(LiveDecoder, "_words", one_word)
+    monkeypatch.setattr(transcription, "_speaks", lambda *_: speaks)
+    monkeypatch.setattr(transcription, "_LEAST_REST_SECONDS", 0.2)
+    async with serving_bundles(whisper_path / "bundle") as served:
+        one = direct(served, nobody, interval_seconds=9)
+
+        async def commands() -> AsyncIterator[bytes | Command]:
+            yield pcm(noise(0.6))
+
+        whole = await one.stream.run(commands())
+    times = [(each.begin_seconds, each.end_seconds) for each in whole.hypotheses[0].segments]
+    assert times == [(0, 0.3), (0.3, 0.45)][: 1 + speaks]
 
 
 async def test_somebody_begins_to_speak_before_the_text_of_that_speech(whisper_path, monkeypatch):
