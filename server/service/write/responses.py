@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from math import inf
 
 import numpy as np
@@ -224,9 +224,21 @@ def _joined(readings: Sequence[Reading], answers: Sequence[pb.Sentence]) -> pb.H
         finish_reason=reasons[0] if reasons else pb.FINISH_REASON_EOS,
         score=sum(one.score for one in best) if all(one.HasField("score") for one in best) else None,
         log_probabilities=[one for each in best for one in each.log_probabilities],
-        segments=[segment for one in best for segment in one.segments],
+        segments=_in_a_row([segment for one in best for segment in one.segments]),
         missing_terms=dict.fromkeys(term for one in best for term in one.missing_terms),
     )
+
+
+def _in_a_row(segments: list[pb.Segment]) -> list[pb.Segment]:
+    """Lets segments end where the next one begins, at the latest: the last word of a window may end later."""
+    for segment, following in pairwise(segments):
+        end = max(following.begin_seconds, segment.begin_seconds)
+        for timed in (segment, *reversed(segment.words)):
+            if timed.end_seconds <= end:
+                break
+            timed.end_seconds = end
+            timed.begin_seconds = min(timed.begin_seconds, end)
+    return segments
 
 
 def _separator(target: str, reading: Reading) -> str:

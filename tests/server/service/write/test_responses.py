@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seq2seq_serve.bundle.tokenizer import TextStream
-from seq2seq_serve.protos.seq2seq_v1_pb2 import Word
+from seq2seq_serve.protos.seq2seq_v1_pb2 import Segment, Word
 from seq2seq_serve.server.engine.stops import StopSequences
-from seq2seq_serve.server.service.write.responses import StoppedText, _times_of_words
+from seq2seq_serve.server.service.write.responses import StoppedText, _in_a_row, _times_of_words
 from tests.server.service.harness import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -132,3 +132,21 @@ def test_a_replacement_character_is_found_where_the_model_wrote_one_and_not_for_
     tail = stops.advance(b"", 0)
     assert tail is not None
     assert stops.advance(tail, 1) is None
+
+
+def test_a_segment_ends_where_the_next_one_begins():
+    """The last word of a window reached into the next window, and so did its subtitle."""
+    times = [(0.0, 4.4, [(0.0, 1.0), (1.0, 3.6), (3.6, 4.4)]), (3.5, 4.1, [(3.5, 4.1)]), (4.8, 9.0, [])]
+    segments = _in_a_row(
+        [
+            Segment(
+                begin_seconds=begin,
+                end_seconds=end,
+                words=[Word(begin_seconds=first, end_seconds=last) for first, last in words],
+            )
+            for begin, end, words in times
+        ]
+    )
+    assert [(each.begin_seconds, each.end_seconds) for each in segments] == [(0, 3.5), (3.5, 4.1), (4.8, 9)]
+    first = [(word.begin_seconds, word.end_seconds) for word in segments[0].words]
+    assert first == [(0, 1), (1, 3.5), (3.5, 3.5)]
