@@ -260,6 +260,8 @@ class _Socket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
 
     async def send(self, message: Any) -> None:
         await super().send(message)
+        if message["type"] == "websocket.http.response.body":
+            self.handshake_complete = True  # or uvicorn (0.54) logs an error for each refused caller
         if message["type"] == "websocket.close":
             self.loop.call_later(self.close_timeout, self.transport.abort)
 

@@ -435,13 +435,16 @@ async def test_the_model_is_that_of_the_query_or_the_only_one(whisper_path):
         ("", {"additional_headers": {"x-request-id": "a=b"}}, 400, "INVALID_REQUEST"),
     ],
 )
-async def test_a_session_that_cannot_be_is_refused_by_a_status(whisper_path, query, options, status, code):
+async def test_a_session_that_cannot_be_is_refused_by_a_status(
+    whisper_path, query, options, status, code, caplog
+):
     async with serving_bundles(whisper_path / "bundle") as served:
         with pytest.raises(websockets.InvalidStatus) as caught:
             await talking(served, query, **options).__aenter__()
         response = caught.value.response
         assert response.status_code == status
         assert json.loads(response.body)["error"]["code"] == code
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_pages_of_allowed_origins_may_connect(whisper_path):
