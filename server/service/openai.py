@@ -180,6 +180,8 @@ def error_content(error: Exception) -> dict[str, Any]:
         grpc.StatusCode.DEADLINE_EXCEEDED,
     )
     kind = "server_error" if is_ours else "invalid_request_error"
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        kind = "rate_limit_error"
     return {"error": {"message": text, "type": kind, "param": field or None, "code": reason}}
 
 

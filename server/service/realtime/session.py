@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import binascii
+import math
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from typing import Any
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.config import OpenAINames
-from seq2seq_serve.server.errors import InvalidRequest, ServerError, Unavailable
+from seq2seq_serve.server.errors import InvalidRequest, Overloaded, ServerError, Unavailable
 from seq2seq_serve.server.service.call import BYTES_PER_TEXT_BYTE
 from seq2seq_serve.server.service.calls import RemoteCall
 from seq2seq_serve.server.service.live.stream import Command, LiveStream
@@ -77,6 +79,9 @@ class Session:
         self._items = Items(self._put, lambda: self._is_older)
         self._stream: _Stream | None = None
         self._received = 0.0  # seconds of sound
+        self._refused_until = (
+            -math.inf
+        )  # monotonic seconds; sound before that is dropped without another error
         self._event_id: str | None = None  # of the event that is answered
 
     async def run(self) -> None:
@@ -88,7 +93,7 @@ class Session:
         self._put_session("created")
         while True:
             command = await self._next()
-            if isinstance(command, bytes):
+            if isinstance(command, bytes) and time.monotonic() >= self._refused_until:
                 await self._transcribe(command)
 
     async def _transcribe(self, sound: bytes) -> None:
@@ -111,6 +116,8 @@ class Session:
         finally:
             self._stream = None
             self._received = self._items.stream_begin
+        if isinstance(problem, Overloaded):
+            self._refused_until = time.monotonic() + problem.retry_after_seconds
         if isinstance(problem, Unavailable) and self._call.calls.is_draining:
             raise problem
         if problem is not None:

@@ -233,6 +233,7 @@ def _in_a_row(segments: list[pb.Segment]) -> list[pb.Segment]:
     """Lets segments end where the next one begins, at the latest: the last word of a window may end later."""
     for segment, following in pairwise(segments):
         end = max(following.begin_seconds, segment.begin_seconds)
+        timed: pb.Segment | pb.Word
         for timed in (segment, *reversed(segment.words)):
             if timed.end_seconds <= end:
                 break
