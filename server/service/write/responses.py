@@ -233,12 +233,12 @@ def _in_a_row(segments: list[pb.Segment]) -> list[pb.Segment]:
     """Lets segments end where the next one begins, at the latest: the last word of a window may end later."""
     for segment, following in pairwise(segments):
         end = max(following.begin_seconds, segment.begin_seconds)
-        timed: pb.Segment | pb.Word
-        for timed in (segment, *reversed(segment.words)):
-            if timed.end_seconds <= end:
+        timed: list[pb.Segment | pb.Word] = [segment, *reversed(segment.words)]
+        for one in timed:
+            if one.end_seconds <= end:
                 break
-            timed.end_seconds = end
-            timed.begin_seconds = min(timed.begin_seconds, end)
+            one.end_seconds = end
+            one.begin_seconds = min(one.begin_seconds, end)
     return segments
 
 
