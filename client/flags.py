@@ -113,7 +113,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=_seconds,
         default=DEFAULT_TIMEOUT_SECONDS,
         metavar="SECONDS",
-        help="deadline of each call to the server (default: %(default)g)",
+        help="deadline of each call to the server, but for a sound that comes live (default: %(default)g)",
     )
     add = common.add_argument
     add("--tls", action="store_true", help="encrypt the connection; every other --tls flag implies it")

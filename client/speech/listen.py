@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
 
 from seq2seq_serve.client.aio import AsyncClient
 from seq2seq_serve.client.errors import ClientError
-from seq2seq_serve.client.live import LiveEvent, LiveSegment, LiveText
+from seq2seq_serve.client.live import LiveEvent, LiveResult, LiveSegment, LiveText
 from seq2seq_serve.client.output import event_dict, in_flags, to_json
 from seq2seq_serve.client.speech.screen import Screen
 from seq2seq_serve.client.speech.sounds import (
@@ -160,6 +160,7 @@ class Output:
         self._writer: asyncio.Task[None] | None = None
         self._stable: list[str] = []  # words of the present segment
         self._unstable = ""
+        self._has_heard = False
         if not as_json:
             self._write(transcript.beginning)
 
@@ -171,9 +172,12 @@ class Output:
             self._stable += [word.text for word in event.stable]
             self._unstable = event.unstable
         if isinstance(event, LiveSegment):
+            self._has_heard = True
             # The words after a segment that was cut are the beginning of the next one.
             del self._stable[: len(event.segment.words)]
             self._finish_segment(event.segment)
+        if isinstance(event, LiveResult) and not self._has_heard:
+            self.warn(f"warning: nobody speaks in {event.answer.usage.source_seconds:.1f} seconds of sound\n")
         self._draw()
 
     async def finish(self) -> None:

@@ -51,6 +51,11 @@ def test_samples_may_have_another_rate_and_several_channels(run, lines, samples)
     assert 0.5 < float(re.findall(r"--> 00:([\d.]+)", faster)[-1]) <= 0.75
 
 
+def test_a_sound_without_text_is_a_warning(run):
+    """A wrong --rate, and silence, were an empty output without a word."""
+    assert run("--live", "-", stdin=b"") == (0, "", ["warning: nobody speaks in 0.0 seconds of sound"])
+
+
 def test_a_file_is_played(run, lines, write):
     write("speech.wav")
     assert run("--live", "speech.wav")[1].splitlines() == lines
