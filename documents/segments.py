@@ -36,6 +36,7 @@ LINE_BREAK = re.compile(r"\r\n|\r|\n")
 _NOT_TEXT = re.compile(r"\{\s*+[\w.]++\s*+,\s*+(?:plural|select|selectordinal|choice)\s*+,|[\ud800-\udfff]")
 _MAY_BE_PLACEHOLDER = re.compile(r"[<{$%@]|://|www\.")
 _DIRECTIVE = re.compile(r"%[-_^#0]?[a-zA-Z]")  # of a format for dates
+_CONTROL = re.compile(r"\s*[\x00-\x1f\x7f-\x9f\u2028\u2029]\s*+")  # line breaks, tabs, and what no text has
 
 
 def has_words(text: str) -> bool:
@@ -142,8 +143,11 @@ class Segment:
         return len({formatting for text, formatting in self.pieces if text.strip()}) > 1
 
     def translate(self, answer: GenerateResponse) -> None:
-        """Puts the answer to its text into the document, with the white space around it."""
-        target = answer.hypotheses[0].text
+        """Puts the answer to its text into the document, with the white space around it.
+
+        A text is a line, and so is its translation: a memory may have it in several.
+        """
+        target = _CONTROL.sub(" ", answer.hypotheses[0].text).strip()
         if target == self.text:
             self.write(self.pieces)
             return
