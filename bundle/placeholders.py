@@ -31,6 +31,7 @@ _PLACEHOLDER = re.compile(
     """,
     re.VERBOSE,
 )
+_TAG_NAME = re.compile(r"<(/?)([A-Za-z][^\s/>]*+)")
 _AFTER_URL = ".,;:!?)]}'’”»"  # marks at the end of a URL, which belong to the sentence
 
 
@@ -45,3 +46,32 @@ def placeholders(text: str) -> list[tuple[int, int]]:
         whole = found[0].rstrip(_AFTER_URL) if found["url"] else found[0]
         spans.append((found.start(), found.start() + len(whole)))
     return spans
+
+
+def is_kept(source: str, target: str) -> bool:
+    """Whether a target has each placeholder of its source as often, and its tags in pairs as the source.
+
+    If those of the source are around texts, so are those of the target, and each begins before its end.
+    """
+    one, other = (sorted(text[begin:end] for begin, end in placeholders(text)) for text in (source, target))
+    if one != other:
+        return False
+    num_empty = _num_empty_pairs(source)
+    its = 0 if num_empty is None else _num_empty_pairs(target)
+    return num_empty is None or (its is not None and its <= num_empty)
+
+
+def _num_empty_pairs(text: str) -> int | None:
+    """Returns how many pairs of tags have nothing inside; None if not all tags with an end are in pairs."""
+    tags = [(begin, end, _TAG_NAME.match(text, begin)) for begin, end in placeholders(text)]
+    found = [(begin, end, tag[1], tag[2]) for begin, end, tag in tags if tag and text[end - 2] != "/"]
+    closed = {name for _, _, slash, name in found if slash}
+    opened, num_empty = list[tuple[str, int]](), 0
+    for begin, end, slash, name in found:
+        if not slash and name in closed:
+            opened.append((name, end))
+        elif slash:
+            if not opened or opened[-1][0] != name:
+                return None
+            num_empty += not text[opened.pop()[1] : begin].strip()
+    return None if opened else num_empty

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TextIO
 
 from seq2seq_serve.bundle.files import sync_folder
+from seq2seq_serve.bundle.placeholders import is_kept
 from seq2seq_serve.client.aio import AsyncClient
 from seq2seq_serve.client.attention import save_alignment
 from seq2seq_serve.client.errors import ClientError
@@ -51,7 +52,7 @@ from seq2seq_serve.client.progress import Progress
 from seq2seq_serve.client.rpcs import Outcome, Translated
 from seq2seq_serve.client.sync import Client
 from seq2seq_serve.client.wire import Item, item_of
-from seq2seq_serve.documents.segments import WrongFile, kind_of, options_by_kind
+from seq2seq_serve.documents.segments import SoftwareText, WrongFile, kind_of, options_by_kind
 from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.protos.languages import standard_tag
 from seq2seq_serve.protos.seq2seq_v1_pb2 import FINISH_REASON_LENGTH, GenerateOptions, GenerateResponse, Model
@@ -437,6 +438,7 @@ class _Report:
         self._truncated: list[int] = []
         self._incomplete: list[int] = []
         self._missing: dict[str, None] = {}  # terms of incomplete targets
+        self._changed: list[int] = []  # the numbers of the texts with other placeholders
         self._num_left_out = 0  # tokens of truncated sources
 
     def add(self, number: int, result: Translated) -> None:
@@ -449,6 +451,9 @@ class _Report:
             self.num_failed += 1
         self._num_from_memory += result.from_memory
         self.note_limits(number, result.answer)
+        keeps = isinstance(result.source, SoftwareText) and self._plan.keeps_placeholders
+        if keeps or self._plan.options.keep_placeholders:
+            self._check_placeholders(number, str(result.source), result.answer)
         self.num_done = number
         self._progress.show(number, self.num_failed)
 
@@ -463,6 +468,12 @@ class _Report:
             self._truncated.append(number)
             self._num_left_out += num_tokens
 
+    def _check_placeholders(self, number: int, source: str, answer: GenerateResponse) -> None:
+        """Counts a target with other placeholders, or tags in another order, of a memory or the server."""
+        best = answer.hypotheses[:1]
+        if any(not one.missing_terms and not is_kept(source, one.text) for one in best):
+            self._changed.append(number)
+
     def close(self, num_done: int | None = None) -> None:
         """Writes the final progress, by default to the last text that was reported, and the warnings."""
         self._progress.close(self.num_done if num_done is None else num_done, self.num_failed)
@@ -475,6 +486,10 @@ class _Report:
         )
         shown = ", ".join(map(one_line, list(self._missing)[:_SHOWN_TERMS]))
         self._warn(self._incomplete, f"the target lacks terms that it has to have: {shown}")
+        self._warn(
+            self._changed,
+            "the target has other placeholders than the source, or a tag not around a text: correct it",
+        )
         self._warn(
             self._truncated,
             f"the source is too long, and {self._num_left_out} tokens at its end were left out "

@@ -14,9 +14,9 @@ from functools import partial
 from html import escape
 from pathlib import Path
 
+from seq2seq_serve.bundle.placeholders import is_kept
 from seq2seq_serve.documents.elements import BEGIN, END, TEXT, Content, Event, Names, decoded_xml, events
 from seq2seq_serve.documents.markup import Flows, unescaped
-from seq2seq_serve.documents.messages import has_placeholders
 from seq2seq_serve.documents.segments import (
     Document,
     Part,
@@ -122,7 +122,7 @@ class _Entry:
         """Returns the markup of the translation, and whether it is one to review."""
         written = self._translation.written()
         is_whole = self._num_translated == len(self._translation.segments)
-        return written, not (is_whole and has_placeholders(unescaped(written), unescaped(self._source)))
+        return written, not (is_whole and is_kept(unescaped(self._source), unescaped(written)))
 
 
 class _Bilingual(Document):

@@ -1,6 +1,6 @@
 import pytest
 
-from seq2seq_serve.bundle.placeholders import placeholders
+from seq2seq_serve.bundle.placeholders import is_kept, placeholders
 
 
 def found(text: str) -> list[str]:
@@ -41,3 +41,21 @@ def test_addresses_tags_and_variables_are_placeholders(text, expected):
 def test_the_time_is_linear_in_the_length_of_any_text(part):
     """Quadratic time would be minutes."""
     assert len(found(part * 200_000)) < 200_000
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        ("I <b>am</b> {a}", "{a} am <b>I</b>", True),
+        ("I <b>am</b>", "I</b>.<b>.", False),
+        ("I <b>am</b>", "I am <b></b>", False),
+        ("<b>I</b> <i>am</i>", "<b>I <i>am</b></i>", False),
+        ("<b><i>I</i></b>", "<i><b>I</b></i>", True),
+        ("I <b></b>am<br>", "<br>am <b></b>", True),
+        ("end</b> of <b>it", "it</b> of <b>", True),
+        ("{a} {a}", "{a}", False),
+        ("a", "{a}", False),
+    ],
+)
+def test_tags_of_a_target_are_in_pairs_as_in_the_source(source, target, expected):
+    assert is_kept(source, target) is expected

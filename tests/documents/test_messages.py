@@ -85,6 +85,8 @@ def test_a_message_without_flags_gets_a_line_for_them():
         ("See $t(a.b)", "Sieh $T(a.b)", True),
         ("{n, number} b", "{n} b", True),
         ("See https://a.de/b", "Sieh https://a.de", True),
+        ("I <b>am</b>", "Ich <b>bin</b>", False),
+        ("I <b>am</b>", "Ich</b>.<b>.", True),
     ],
 )
 def test_a_message_is_fuzzy_without_its_placeholders(message, target, is_fuzzy):
