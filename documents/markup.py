@@ -195,7 +195,17 @@ class _Writer:
             elif here is not None:
                 self._write_text(text, here)
             self._write_marks(number, place)
-        return "".join([*self._written, *(mark.markup for marks in self._waiting.values() for mark in marks)])
+        for left in self._waiting.values():
+            for mark in left:
+                self._written.append(self._with_empty_tags(mark))
+        return "".join(self._written)
+
+    def _with_empty_tags(self, mark: Here) -> str:
+        """Returns a mark with the tags around it that have no text, such as those of an anchor."""
+        written, tag = mark.markup, mark.place
+        while tag is not NO_TAG and not (tag.has_text or tag.is_run):
+            written, tag = f"{tag.open}{written}{self._flow.close(tag)}", tag.around or NO_TAG
+        return written
 
     def _write_text(self, text: str, here: Here) -> None:
         if self._is_after_fixed and (text[0].isalnum() or (here.is_fixed and self._flow.is_tight)):
@@ -220,6 +230,12 @@ class _Writer:
                 first.setdefault(here.number, number)
                 last[here.number] = number
         numbers = sorted(last)
+        at_end = dict[Tag, int]()  # where the tags begin around which the flow ends, by the tag around them
+        for number in range(len(self._events) - 1, -1, -1):
+            kind, tag, _, _ = self._events[number]
+            if kind != _OPEN:
+                break
+            at_end[tag.around or NO_TAG] = number
         around, place, begin = dict[Tag, Tag](), 0, -1
         for mark in marks:
             while place < len(numbers) and numbers[place] < mark.number:
@@ -234,7 +250,7 @@ class _Writer:
             event = last[before] if is_inside else self._begins.get(inner, -1)
             is_last = mark.number >= min(inner.end, self._flow.end_number)
             if is_last and mark.begins is not False:
-                event = self._ends.get(inner, len(self._events)) - 1
+                event = self._ends.get(inner, at_end.get(inner, len(self._events))) - 1
             elif mark.begins and place < len(numbers):
                 begin = max(begin, first[numbers[place]])
                 event = self._event_before(first[numbers[place]], inner)
