@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from seq2seq_serve.documents.markup import Flows, unescaped
-from seq2seq_serve.documents.segments import LETTER, Document, Part, Segment, TextSpan
+from seq2seq_serve.documents.segments import LETTER, Document, Part, Segment, TextSpan, wrong_file
 from seq2seq_serve.documents.spans import Tag
 
 # What does not end goes on to the end of the file.
@@ -28,6 +28,14 @@ _CHARSET = re.compile(rb"charset\s*+=\s*+[\"']?([\w-]{1,40})", re.IGNORECASE)
 _CHARSETS = re.compile(
     r"utf-8|cp\d+|iso8859-\d+|koi8-[rut]|big5|euc_(jp|kr)|gb\w*|shift_jis|iso2022_jp|mac-roman"
 )
+# Browsers read the names of these as those of larger ones
+_AS_BROWSERS = {
+    "ascii": "cp1252",
+    "iso8859-1": "cp1252",
+    "euc_kr": "cp949",
+    "gb2312": "gbk",
+    "shift_jis": "cp932",
+}
 
 # These may be written several times, unless something refers to one.
 _FORMATTING_NAMES = """
@@ -63,9 +71,9 @@ class HtmlDocument(Document):
 
     errors = "xmlcharrefreplace"
 
-    def __init__(self, content: bytes, path: Path, encoding: str = "") -> None:  # noqa: ARG002
+    def __init__(self, content: bytes, path: Path, encoding: str = "") -> None:
         self.encoding, self._text = (
-            (encoding, content.decode(encoding)) if encoding else _decoded_page(content)
+            (encoding, content.decode(encoding)) if encoding else _decoded_page(content, path)
         )
         self._flows = Flows(is_tight=True)
         self._languages: list[Callable[[Sequence[TextSpan]], None]] = []  # write that of the page
@@ -253,19 +261,29 @@ def _value(attribute: re.Match[str]) -> str:
     return unescaped(value[len(quote) :].removesuffix(quote) if quote else value)
 
 
-def _decoded_page(content: bytes) -> tuple[str, str]:
-    """Returns the encoding of a page, as its mark, its zeros, itself or its bytes say, and its text."""
+def _decoded_page(content: bytes, path: Path) -> tuple[str, str]:
+    """Returns the encoding of a page, as its mark, its zeros or itself say, and its text.
+
+    Raises:
+        WrongFile: It is not in that encoding: in another one, its texts would be others.
+    """
     encoding: str = json.detect_encoding(content)
-    if encoding != "utf-8":
-        return encoding, content.decode(encoding, "replace")
-    encodings = ["utf-8", "cp1252"]
-    if named := _CHARSET.search(content[:1024]):
-        with suppress(LookupError):
-            encoding = codecs.lookup(named[1].decode()).name
-            encoding = {"ascii": "cp1252", "iso8859-1": "cp1252"}.get(encoding, encoding)
-            if _CHARSETS.fullmatch(encoding):
-                encodings.insert(0, encoding)
-    for encoding in encodings:
-        with suppress(UnicodeDecodeError):
-            return encoding, content.decode(encoding)
-    return "latin-1", content.decode("latin-1")
+    advice = ""
+    if encoding == "utf-8":
+        advice = ": name its own in a <meta charset=…>, or convert it"
+        if named := _CHARSET.search(content[:1024]):
+            with suppress(LookupError):
+                name = codecs.lookup(named[1].decode()).name
+                name = _AS_BROWSERS.get(name, name)
+                encoding = name if _CHARSETS.fullmatch(name) else encoding
+    try:
+        return encoding, content.decode(encoding)
+    except UnicodeDecodeError as error:
+        if encoding == "cp1252":  # which browsers read with the controls that it lacks
+            return "latin-1", content.decode("latin-1")
+        name, number = (
+            encoding.upper().removesuffix("-SIG"),
+            len(content) - len(error.object) + error.start + 1,
+        )
+        text = f"the file is not {name}: byte {number} is wrong{advice}"
+        raise wrong_file(path, text) from error

@@ -21,6 +21,8 @@ from seq2seq_serve.bundle.placeholders import placeholders
 from seq2seq_serve.documents.alignment import formatted, longest
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse
 
+_ZIP, _OLE = (b"PK\x03\x04", b"PK\x05\x06"), b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # how files begin
+
 COMPRESSED = ".gz"  # how the names of compressed files end
 
 TextSpan = tuple[str, int]  # a text, and the number of its formatting within the segment
@@ -263,6 +265,21 @@ def check_marks(
         raise wrong_file(path, f"the file has {number} tags and lines, and at most {most} are read: split it")
 
 
+def check_is_text(content: bytes, path: Path) -> None:
+    """Raises WrongFile if a file, or its beginning, is one of an office program, and not text."""
+    if content.startswith(_ZIP):
+        what = "the file is an archive (ZIP), such as of Word, Excel or EPUB, and not what its name says"
+        raise wrong_file(path, f"{what}: name it by its kind, such as .docx")
+    check_is_not_ole(content, path)
+
+
+def check_is_not_ole(content: bytes, path: Path) -> None:
+    """Raises WrongFile if a file, or its beginning, is one of an old office program."""
+    if content.startswith(_OLE):
+        what = "the file is one of an old office program (OLE), such as .doc or .xls, or has a password"
+        raise wrong_file(path, f"{what}: save it as .docx, .xlsx or .pptx without one")
+
+
 def lines_of(text: str) -> Iterator[tuple[str, str]]:
     """Yields the lines of a text, each with the break after it; the last one has none."""
     end = 0
@@ -282,4 +299,5 @@ def decoded(content: bytes, path: Path) -> tuple[str, str]:
     try:
         return encoding, content.decode(encoding)
     except UnicodeDecodeError as error:
-        raise wrong_file(path, f"the file is not UTF-8: byte {error.start + 1} is wrong") from error
+        number = len(content) - len(error.object) + error.start + 1  # after the mark
+        raise wrong_file(path, f"the file is not UTF-8: byte {number} is wrong") from error

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from seq2seq_serve.documents.page import HtmlDocument
+from seq2seq_serve.documents.segments import WrongFile
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
 from tests.documents.answers import aligned, backwards, capitals, translated
 
@@ -94,6 +95,30 @@ def test_a_page_keeps_its_encoding(before, encoding):
     segment.translate(capitals("금 é"))
     assert document.content().decode(encoding) == f"{before}<p>금 É</p>" or encoding in ("cp1252", "euc_kr")
     assert b"ONE" not in document.content()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("<p>금요일".encode("euc-kr"), "UTF-8: byte 4 is wrong: name its own in a <meta charset=…>, or"),
+        ("<meta charset=utf-8>금".encode("euc-kr"), "UTF-8: byte 21 is wrong"),
+        ("<meta charset=x-none>금".encode("euc-kr"), "UTF-8: byte 22 is wrong"),
+        ("\ufeff금".encode()[:-1], "UTF-8: byte 4 is wrong"),
+        (b"<meta charset=euc-kr>\xff", "CP949: byte 22 is wrong"),
+        ("<p>a".encode("utf-16") + b"\x00\xd8", "UTF-16: byte 11 is wrong"),
+    ],
+)
+def test_a_page_in_another_encoding_than_it_says_is_refused(content, message):
+    """It was read in Windows-1252, and its letters were translated."""
+    with pytest.raises(WrongFile) as caught:
+        HtmlDocument(content, Path("a.html"))
+    assert caught.value.strerror.startswith(f"the file is not {message}")
+
+
+def test_letters_of_korean_windows_are_read_in_a_page_of_euc_kr():
+    content = "<meta charset=euc-kr><p>똠".encode("cp949")
+    [segment] = HtmlDocument(content, Path("a.html")).segments
+    assert segment.text == "똠"
 
 
 def test_letters_that_an_encoding_lacks_are_written_as_numbers():

@@ -69,6 +69,15 @@ def test_a_file_that_cannot_be_read_is_reported_and_the_others_go_on(run, tmp_pa
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.txt"]
 
 
+@pytest.mark.parametrize("name", ["in/b", "in/b.txt", "in/b.jsonl", "in/b.json"])
+def test_an_archive_is_not_read_as_text(run, tmp_path, files, name):
+    (tmp_path / name).write_bytes(next(iter(FILES_OF_OFFICES.values()))())
+    code, _, lines = run("translate", "--input", name, "in/a.txt", "--to", "out")
+    assert (code, len(lines)) == (1, 1)
+    assert f"/{name}: the file is an archive (ZIP)" in lines[0]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.txt"]
+
+
 def test_a_text_that_fails_is_named_with_its_file(run, tmp_path, files):
     (tmp_path / "in" / "a.txt").write_text("x" * 99)
     (tmp_path / "in" / "a.json").write_text('["one", "{}"]'.format("x" * 99))
