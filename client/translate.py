@@ -77,6 +77,7 @@ class Translation:
         glossary: A file of terms, which are added to those of the options.
         keeps_placeholders: Whether documents of programs keep their placeholders.
         is_one_of_many: Whether messages have to name the input, because the command has others.
+        problem: Why this one of several inputs cannot be translated; empty if nothing says so yet.
     """
 
     texts: tuple[str, ...]
@@ -97,6 +98,7 @@ class Translation:
     glossary: Path | None
     keeps_placeholders: bool
     is_one_of_many: bool = False
+    problem: str = ""
 
     @property
     def num_hypotheses(self) -> int:
@@ -152,12 +154,18 @@ def translate_all(client: Client, connect: Callable[[], AsyncClient], plans: Seq
         if len(plans) > 1 and sys.stderr.isatty():
             sys.stderr.write(f"{number} of {len(plans)}: {plan.input}\n")
         try:
+            if plan.problem:
+                raise JobError(plan.problem)
             codes.append(translate(client, connect, plan, memories))
-        except (JobError, WrongFile) as error:
-            is_of_all = isinstance(error, WrongFile) and Path(error.filename) in (*plan.memory, plan.glossary)
-            if len(plans) == 1 or is_of_all:
+        except (JobError, OSError) as error:
+            is_of_input = isinstance(error, JobError)
+            if isinstance(error, OSError) and error.filename is not None:
+                path = Path(error.filename)
+                its = isinstance(error, WrongFile) or path.absolute() == plan.input.absolute()
+                is_of_input = its and path not in (*plan.memory, plan.glossary)
+            if len(plans) == 1 or not is_of_input:
                 raise
-            text = f"{error.filename}: {error.strerror}" if isinstance(error, WrongFile) else str(error)
+            text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
             sys.stderr.writelines(
                 f"{line}\n" for line in (f"error: {text}", *getattr(error, "__notes__", ()))
             )

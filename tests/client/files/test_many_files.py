@@ -69,6 +69,29 @@ def test_a_file_that_cannot_be_read_is_reported_and_the_others_go_on(run, tmp_pa
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.txt"]
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("in/missing.html", "in/missing.html: No such file or directory"),
+        ("in/missing", "in/missing: No such file or directory"),
+        ("in/a.xul", "in/a.xul: the kind .xul is not known"),
+        ("in/a.parquet", "in/a.parquet is a table"),
+        ("in/folder.md", "in/folder.md is not a file"),
+        ("in/folder", "in/folder: Is a directory"),
+    ],
+)
+def test_a_file_that_is_missing_or_unknown_is_reported_and_the_others_go_on(
+    run, tmp_path, files, name, message
+):
+    for folder in ("folder", "folder.md"):
+        (tmp_path / "in" / folder).mkdir()
+    code, _, lines = run("translate", "--input", "in/a.txt", name, "in/a.json", "--to", "out")
+    assert (code, len(lines)) == (1, 1)
+    assert lines[0].startswith("error: ")
+    assert message in lines[0]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.json", "a.txt"]
+
+
 @pytest.mark.parametrize("name", ["in/b", "in/b.txt", "in/b.jsonl", "in/b.json"])
 def test_an_archive_is_not_read_as_text(run, tmp_path, files, name):
     (tmp_path / name).write_bytes(next(iter(FILES_OF_OFFICES.values()))())
@@ -101,7 +124,8 @@ def test_a_text_that_fails_is_named_with_its_file(run, tmp_path, files):
         (["--to", "out"], "--to FOLDER is for the files of --input"),
         (["--input", "in/a.txt", "--to", "in/a.txt"], "--to in/a.txt is not a folder, and must be one"),
         (["--input", "in/a.txt", "in/a.txt.gz", "--to", "out"], "2 inputs would have the output out/a.txt"),
-        (["--input", "in/a.xul", "in/a.txt", "--to", "out"], "in/a.xul: the kind .xul is not known"),
+        (["--input", "in/a.xul", "--to", "out"], "in/a.xul: the kind .xul is not known"),
+        (["--input", "in/a.txt", "in/a.md", "--to", "out", "--json"], "--json and --num-hypotheses are for"),
     ],
 )
 def test_wrong_usage_is_one_line(run, capsys, files, flags, message):
