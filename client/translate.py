@@ -32,7 +32,7 @@ from seq2seq_serve.client.files.formats import ANSWERS, Writer, format_of
 from seq2seq_serve.client.files.glossary import with_glossary
 from seq2seq_serve.client.files.lines import STANDARD, count_lines, open_binary, open_input
 from seq2seq_serve.client.files.memory import TranslationMemory, memory_count, read_memory
-from seq2seq_serve.client.files.pairs import languages_of
+from seq2seq_serve.client.files.pairs import languages_of, standard_languages
 from seq2seq_serve.client.files.plan import (
     DOCUMENT,
     PLAN_FILE,
@@ -54,7 +54,6 @@ from seq2seq_serve.client.sync import Client
 from seq2seq_serve.client.wire import Item, item_of
 from seq2seq_serve.documents.segments import SoftwareText, WrongFile, kind_of, options_by_kind
 from seq2seq_serve.protos.dicts import message_dict
-from seq2seq_serve.protos.languages import standard_tag
 from seq2seq_serve.protos.seq2seq_v1_pb2 import FINISH_REASON_LENGTH, GenerateOptions, GenerateResponse, Model
 
 _SHARD_LINES = 1000  # the most that a kill costs
@@ -327,8 +326,9 @@ class _FileOutput:
         self._memory = memory
         self._folder = parts_folder(plan.output)
         self._pipe_copy = self._folder / _PIPE_FOLDER / "input.txt"
-        language = standard_tag(languages_of(plan.options, model)["target_language"])
-        self._writer = Writer(self._folder, plan.format, plan.target_field, plan.num_hypotheses, language)
+        self._languages = standard_languages(plan.options, model)
+        num = plan.num_hypotheses
+        self._writer = Writer(self._folder, plan.format, plan.target_field, num, self._languages)
 
     def write(self, connect: Callable[[], AsyncClient]) -> int:
         """Translates what is missing, completes the file, and returns the exit code."""
@@ -383,7 +383,8 @@ class _FileOutput:
         }
         try:
             source = plan.input.absolute() if plan.input.is_file() else self._read_pipe()
-            return plan_run(folder, [source], settings, _SHARD_LINES, "replace it with --overwrite")
+            advice = "replace it with --overwrite"
+            return plan_run(folder, [source], settings, _SHARD_LINES, advice, self._languages)
         except BaseException as error:
             is_kept = self._pipe_copy.exists() and not isinstance(error, WrongFile)
             if folder.exists() and not (folder / PLAN_FILE).exists() and not is_kept:

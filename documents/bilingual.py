@@ -34,6 +34,8 @@ _STATE, _TYPE = (
     re.compile(rf"""(?<!\s)\s++{name}\s*+=\s*+("[^"]*"|'[^']*')""") for name in ("state", "type")
 )
 _MAX_FORMS = 6  # of plurals: no language in the CLDR has more
+_HEAD = re.compile(rb"""<(?:[\w.-]+:)?(?:file|xliff|TS)\b(?:[^<>"']|"[^"<]*"|'[^'<]*')*+>""")
+_ATTRIBUTE = re.compile(rb"""\s([\w-]++)\s*+=\s*+("[^"]*"|'[^']*')""")
 _APPROVED = re.compile(r"""(?<!\s)\s++approved\s*+=\s*+("[^"]*"|'[^']*')""")
 _FORM = re.compile(r"<numerusform\s*(?:/>|>\s*</numerusform\s*>)")
 _TAG_NAME = re.compile(r"<([^\s/>]+)")
@@ -129,17 +131,30 @@ class _Entry:
 
 
 class _Bilingual(Document):
-    """XML of units, each of which has a text and translations."""
+    """XML of units, each of which has a text and translations.
+
+    Attributes:
+        language_names: The attributes with the languages of texts and of translations.
+    """
 
     errors = "xmlcharrefreplace"
     root: str
     names: Names
     content_of: type[Content] = Content
     unit_names: tuple[str, ...]
+    language_names: tuple[Sequence[str], Sequence[str]] = (), ()
 
     def __init__(self, content: bytes, path: Path) -> None:
         self.encoding, self._content = decoded_xml(content, path)
         self._path = path
+
+    def own_languages(self) -> tuple[set[str], set[str]]:
+        heads = [dict(_ATTRIBUTE.findall(found[0])) for found in _HEAD.finditer(self._content)]
+        sources, targets = (
+            {head[name.encode()][1:-1].decode() for name in names for head in heads if name.encode() in head}
+            for names in self.language_names
+        )
+        return sources, targets
 
     def parts(self) -> Iterator[Part]:
         parts = self._present = list[str]()  # of the present unit
@@ -267,6 +282,7 @@ class Xliff(_Bilingual):
     )
     root = "xliff"
     unit_names = ("trans-unit", "segment")
+    language_names = ("source-language", "srcLang"), ("target-language", "trgLang")
 
     def _lacks_language(self, event: Event) -> str:
         version = (self._around[0][0] if self._around else event).attributes.get("version", "")
@@ -305,6 +321,7 @@ class QtTranslations(_Bilingual):
     names = Names(beside=frozenset(["byte"]), keeps_lines=True)
     root = "TS"
     unit_names = ("message",)
+    language_names = ("sourcelanguage",), ("language",)
 
     def _is_missing(self, unit: _Unit) -> bool:
         if not unit.targets:
@@ -347,6 +364,9 @@ class TmxDocument(_Bilingual):
             known = ", ".join(self._others) or "no language"
             text = f"the file has translations into {known}, and must have them into one"
             raise wrong_file(path, f'{text}: add a <tuv xml:lang="…"> to the first <tu>, or remove others')
+
+    def own_languages(self) -> tuple[set[str], set[str]]:
+        return {self._source_language}, set(self._others)
 
     def _lacks_language(self, event: Event) -> str:
         if event.local != "header" or not self._languages:

@@ -15,6 +15,7 @@ from pathlib import Path
 from seq2seq_serve.documents.markup import Flows, unescaped
 from seq2seq_serve.documents.segments import LETTER, Document, Part, Segment, TextSpan, wrong_file
 from seq2seq_serve.documents.spans import Tag
+from seq2seq_serve.protos.languages import is_same_language
 
 # What does not end goes on to the end of the file.
 _ATTRIBUTE_PATTERN = r"""([^\s/>][^\s/>=]*+)(?:\s*+=\s*+("[^"]*+"?|'[^']*+'?|[^\s>"'][^\s>]*+)?+)?+"""
@@ -137,7 +138,7 @@ class HtmlDocument(Document):
         """Adds the tag that begins an element."""
         is_empty = name in _VOID or markup.endswith("/>")
         values = {} if self._left_out else _values(markup, len(name) + 1)
-        if self._left_out or name in _LEFT_OUT or name in FIXED or _is_untranslated(values):
+        if self._left_out or name in _LEFT_OUT or name in FIXED or self._is_kept(name, values):
             is_inline = name in INLINE or (name in _DRAWN and self._is_within)
             if not is_inline and self._left_out not in _DRAWN:
                 self._break_fixed()
@@ -161,6 +162,11 @@ class HtmlDocument(Document):
             tag = Tag(markup, "")
             self._flows.end(tag)
         self._add_attributes(markup, partial(setattr, tag, "open"), name, values)
+
+    def _is_kept(self, name: str, values: Mapping[str, re.Match[str]]) -> bool:
+        """Whether the texts of an element stay. What a whole page says of its language is often wrong."""
+        is_foreign = name not in ("html", "body") and _is_foreign(values, self.source_language)
+        return is_foreign or _is_untranslated(values)
 
     @property
     def _is_within(self) -> bool:
@@ -235,6 +241,12 @@ def _is_untranslated(values: Mapping[str, re.Match[str]]) -> bool:
     """Whether the texts of an element with these attributes stay as they are."""
     is_no = "translate" in values and _value(values["translate"]).lower() == "no"
     return is_no or ("class" in values and "notranslate" in _value(values["class"]).split())
+
+
+def _is_foreign(values: Mapping[str, re.Match[str]], language: str) -> bool:
+    """Whether an element with these attributes says that it is in another language; that may be unknown."""
+    tags = [_value(values[name]) for name in _LANGUAGES if name in values] if language else []
+    return bool(tags and tags[0].strip()) and not is_same_language(tags[0], language)
 
 
 def _is_shown(attribute: str, name: str, values: Mapping[str, re.Match[str]]) -> bool:

@@ -217,12 +217,18 @@ class Document(ABC):
     Attributes:
         encoding: That of the file.
         errors: What to do with characters of translations that the encoding does not have.
+        source_language: The tag of the language of its texts, set before they are read; empty if not known.
         target_language: The tag of the language (BCP 47) of its translations; empty if it is not known.
     """
 
     encoding: str
     errors: ClassVar[str] = "strict"
+    source_language: str = ""
     target_language: str = ""
+
+    def own_languages(self) -> tuple[set[str], set[str]]:
+        """Returns the tags that the file has for the languages of its texts, and of their translations."""
+        return set(), set()
 
     @abstractmethod
     def parts(self) -> Iterator[Part]:

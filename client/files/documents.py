@@ -20,6 +20,7 @@ from seq2seq_serve.documents.segments import (
     software_text,
     wrong_file,
 )
+from seq2seq_serve.protos.languages import is_same_language
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
 
 _TEXTS_AT_ONCE = 64  # are read by another thread
@@ -36,14 +37,29 @@ def is_software(path: Path) -> bool:
     return document_suffix(path) in SOFTWARE
 
 
-def read_document(path: Path) -> Document:
-    """Returns the document of a file, by its suffix; raises OSError as `documents.kinds.read_file`."""
+def read_document(path: Path, languages: tuple[str, str] = ("", "")) -> Document:
+    """Returns the document of a file, by its suffix.
+
+    Args:
+        path: The file.
+        languages: The tags of the languages of texts and of translations; empty where they are not known.
+
+    Raises:
+        OSError: As `documents.kinds.read_file`, or the file has other languages.
+    """
     suffix = document_suffix(path)
     limit = max(MAX_UNPACKED_BYTES, 10 * path.stat().st_size) if suffix in ARCHIVES else MAX_BYTES
     content = read_whole(path, limit + 1)
     if len(content) > limit:
         raise wrong_file(path, f"the file has more than {limit} bytes, the most of a document: split it")
-    return read_file(suffix, content, path)
+    document = read_file(suffix, content, path)
+    document.source_language = languages[0]
+    for what, tags, language in zip(("source", "target"), document.own_languages(), languages, strict=True):
+        others = sorted(tag for tag in tags if tag and language and not is_same_language(tag, language))
+        if others:
+            text = f"its {what} language is {others[0]:.20}, and that of the translation {language}"
+            raise wrong_file(path, f"{text}: give --{what}-language or another model, or correct the file")
+    return document
 
 
 class DocumentTranslation:
@@ -55,10 +71,11 @@ class DocumentTranslation:
     Args:
         path: The file.
         num_texts: The number of its texts when the run was planned.
+        languages: See `read_document`.
     """
 
-    def __init__(self, path: Path, num_texts: int) -> None:
-        document = self._document = read_document(path)
+    def __init__(self, path: Path, num_texts: int, languages: tuple[str, str] = ("", "")) -> None:
+        document = self._document = read_document(path, languages)
         self._path, self._num_texts = path, num_texts
         self._is_software = is_software(path)
         self._parts: deque[Part] = deque()  # read and not yet written
