@@ -349,6 +349,11 @@ class Flows:
         """Whether enough has ended for a part."""
         return bool(self.segments) or len(self._parts) > _MOST_TOKENS
 
+    @property
+    def last_character(self) -> str:
+        """The last character of the present flow; empty if it has none."""
+        return self._pieces[-1][0][-1:] if self._pieces else ""
+
     def part(self, changed: Callable[[str], str] = str) -> Part:
         """Returns a part of what has ended after the last part.
 

@@ -25,6 +25,9 @@ _MARKUP = re.compile(
     r"(?:[\s/]++|" + _ATTRIBUTE_PATTERN.replace("([", "(?:[").replace('("', '(?:"') + r")*+(?:>|\Z)",
     re.DOTALL,
 )
+_INSIDE = re.compile(
+    r"([^<]*+)</([a-zA-Z]++)\s*+>(?:<[^<>]{0,200}>){0,4}"
+)  # of an element, and tags after it
 _CHARSET = re.compile(rb"charset\s*+=\s*+[\"']?([\w-]{1,40})", re.IGNORECASE)
 _CHARSETS = re.compile(
     r"utf-8|cp\d+|iso8859-\d+|koi8-[rut]|big5|euc_(jp|kr)|gb\w*|shift_jis|iso2022_jp|mac-roman"
@@ -101,6 +104,9 @@ class HtmlDocument(Document):
                 self._end(found[0], name)
             else:
                 self._is_apart = text[found.start() - 1 : found.start()].isspace()
+                if after := self._add_without_letters(found[0], name, place):
+                    place = after
+                    continue
                 self._start(found[0], name)
                 if name in _ENDS:
                     end = _ENDS[name].search(text, place)
@@ -133,6 +139,30 @@ class HtmlDocument(Document):
             self._flows.end(text)
         elif text:
             self._flows.add_text(text, unescaped(text))
+
+    def _add_without_letters(self, markup: str, name: str, place: int) -> int:
+        """Adds an element within a sentence that has no letters, such as a number, as it is.
+
+        Returns the place after it; 0 if the element is not one. A part of a word, as in H₂O, is not.
+        """
+        inside = _INSIDE.match(self._text, place) if name in INLINE and not self._left_out else None
+        if inside is None or inside[2].lower() != name or (name not in FIXED and markup.endswith("/>")):
+            return 0
+        text, end = unescaped(inside[1]), inside.end(2)
+        end = self._text.index(">", end) + 1
+        if name == "rp":  # is not shown
+            self._flows.add_markup(self._text[place - len(markup) : end])
+            return end
+        after = self._text[inside.end() : inside.end() + 1]
+        if not text.strip() or LETTER.search(text) or _values(markup, len(name) + 1).keys() & _SHOWN:
+            return 0
+        is_part = (text[0].isalnum() and self._flows.last_character.isalnum()) or (
+            text[-1].isalnum() and after.isalnum()
+        )
+        if is_part:
+            return 0
+        self._flows.add_fixed(self._text[place - len(markup) : end], text)
+        return end
 
     def _start(self, markup: str, name: str) -> None:
         """Adds the tag that begins an element."""

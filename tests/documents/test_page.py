@@ -115,6 +115,52 @@ def test_a_page_in_another_encoding_than_it_says_is_refused(content, message):
     assert caught.value.strerror.startswith(f"the file is not {message}")
 
 
+@pytest.mark.parametrize(
+    ("page", "text", "same", "turned", "lost"),
+    [
+        (
+            "<p>one<sup>[1]</sup> two</p>",
+            "one[1] two",
+            "<p>ONE<sup>[1]</sup> TWO</p>",
+            "<p>TWO ONE<sup>[1]</sup></p>",
+            "<p>X <sup>[1]</sup></p>",
+        ),
+        (
+            "<p>one <a href=x id=y>[1]</a> two <span>1,200</span></p>",
+            "one [1] two 1,200",
+            "<p>ONE <a href=x id=y>[1]</a> TWO <span>1,200</span></p>",
+            "<p><span>1,200</span> TWO <a href=x id=y>[1]</a> ONE</p>",
+            "<p>X <a href=x id=y>[1]</a> <span>1,200</span></p>",
+        ),
+        (
+            "<p>one <b><i>5</i></b> two",
+            "one 5 two",
+            "<p>ONE <b><i>5</i></b> TWO",
+            "<p>TWO <b><i>5</i></b> ONE",
+            "<p>X<b> <i>5</i></b>",
+        ),
+        (
+            "<p>H<sub>2</sub>O <b>2</b><i>nd</i> is",
+            "H2O 2nd is",
+            "<p>H<sub>2</sub>O <b>2</b><i>ND</i> IS",
+            "<p>IS <b>2</b><i>ND</i> H<sub>2</sub>O",
+            "<p>X",
+        ),
+        (
+            "<ruby>one<rp>(</rp><rt> two</rt><rp>)</rp></ruby>",
+            "one two",
+            "<ruby>ONE<rp>(</rp> <rt>TWO</rt><rp>)</rp></ruby>",
+            None,
+            None,
+        ),
+    ],
+)
+def test_an_element_without_letters_stays_within_its_sentence(page, text, same, turned, lost):
+    assert translated("a.html", page, capitals) == ([text], same)
+    for translate, written in ((backwards, turned), (aligned("X", "0"), lost)):
+        assert written is None or translated("a.html", page, translate)[1] == written
+
+
 def test_letters_of_korean_windows_are_read_in_a_page_of_euc_kr():
     content = "<meta charset=euc-kr><p>똠".encode("cp949")
     [segment] = HtmlDocument(content, Path("a.html")).segments
