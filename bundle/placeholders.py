@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from itertools import pairwise
 
-from seq2seq_serve.bundle.words import UNSPACED
+from seq2seq_serve.bundle.words import UNSPACED, is_inside
 
 # The lengths are bounded, so that the time is linear in the length of any text.
 _PLACEHOLDER = re.compile(
@@ -59,6 +61,32 @@ def is_kept(source: str, target: str) -> bool:
     num_empty = _num_empty_pairs(source)
     its = 0 if num_empty is None else _num_empty_pairs(target)
     return num_empty is None or (its is not None and its <= num_empty)
+
+
+def with_spaces(source: str, target: str) -> str:
+    """Returns a target with a space between a placeholder and a word or another one, as in its source.
+
+    In scripts without white space between words, and in Korean with its particles, none is added.
+    """
+    spaced = dict[tuple[str, int], tuple[bool, bool]]()  # whether white space is before, and after each
+    numbers = Counter[str]()
+    for begin, end in placeholders(source):
+        text = source[begin:end]
+        spaced[text, numbers[text]] = source[begin - 1 : begin].isspace(), source[end : end + 1].isspace()
+        numbers[text] += 1
+    numbers.clear()
+    places, found = set[int](), placeholders(target) if spaced else []
+    begins, ends = {begin for begin, _ in found}, {end for _, end in found}
+    for begin, end in found:
+        text = target[begin:end]
+        is_before, is_after = spaced.get((text, numbers[text]), (False, False))
+        numbers[text] += 1
+        if is_before and (begin in ends or is_inside(target[begin - 1 : begin])):
+            places.add(begin)
+        if is_after and (end in begins or is_inside(target[end : end + 1])):
+            places.add(end)
+    cuts = [0, *sorted(places), len(target)]
+    return " ".join(target[begin:end] for begin, end in pairwise(cuts)) if places else target
 
 
 def _num_empty_pairs(text: str) -> int | None:
