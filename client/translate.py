@@ -202,7 +202,10 @@ def translate(
             return 0
     model = _find_model(client, plan)
     memory = memories.find(plan, model)
-    plan = replace(plan, model=model.name, options=with_glossary(plan.options, plan.glossary, model))
+    options = with_glossary(plan.options, plan.glossary, model)
+    if plan.glossary is not None and len(options.terms) == len(plan.options.terms):
+        sys.stderr.write(f"warning: {plan.glossary}: 0 terms\n")
+    plan = replace(plan, model=model.name, options=options)
     if plan.is_to_file:
         return _FileOutput(plan, model, memory).write(connect)
     with ExitStack() as stack:
@@ -337,6 +340,8 @@ class _FileOutput:
         num_lines = sum(shard.num_lines for shard in planned.shards)
         num_skipped = num_lines - sum(shard.num_lines for shard in waiting)
         progress = _logged_progress(num_lines, is_shown=sys.stderr.isatty(), num_skipped=num_skipped)
+        if not num_lines:
+            progress.write(f"warning: {self._plan.input}: 0 texts\n")
         if num_failed := sum(map(self._writer.num_failed, set(planned.shards) - set(waiting))):
             progress.write(f"warning: lines that failed before and are not tried again: {num_failed}\n")
         report, run = _Report(self._plan, progress), RunProgress()

@@ -262,13 +262,17 @@ class Document(ABC):
 
 
 def check_marks(
-    contents: Iterable[bytes], path: Path, most: int = MAX_MARKS, marks: Sequence[bytes] = ()
+    contents: Iterable[bytes],
+    path: Path,
+    most: int = MAX_MARKS,
+    marks: Sequence[bytes] = (),
+    what: str = "the file has",
 ) -> None:
     """Raises WrongFile if a document has more tags, lines and other marks than are read."""
     every = (b"<", b"\n", b"\r", *marks)
     number = sum(content.count(mark) for content in contents for mark in every)
     if number > most:
-        raise wrong_file(path, f"the file has {number} tags and lines, and at most {most} are read: split it")
+        raise wrong_file(path, f"{what} {number} tags and lines, and at most {most} are read: split it")
 
 
 def check_is_text(content: bytes, path: Path) -> None:

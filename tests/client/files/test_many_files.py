@@ -92,6 +92,20 @@ def test_a_file_that_is_missing_or_unknown_is_reported_and_the_others_go_on(
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.json", "a.txt"]
 
 
+def test_an_input_without_texts_and_a_glossary_without_terms_are_reported(run, tmp_path, files):
+    for name in ("b.txt", "b.tsv"):
+        (tmp_path / "in" / name).write_text("")
+    (tmp_path / "in" / "b.html").write_text("<p>1</p>")
+    flags = ["--input", "in/a.txt", "in/b.txt", "in/b.html", "--to", "out"]
+    assert run("translate", *flags) == (
+        0,
+        "",
+        [f"warning: in/{name}: 0 texts" for name in ("b.txt", "b.html")],
+    )
+    code, _, lines = run("translate", "--input", "in/a.json", "--to", "other", "--glossary", "in/b.tsv")
+    assert (code, lines) == (0, ["warning: in/b.tsv: 0 terms"])
+
+
 @pytest.mark.parametrize("name", ["in/b", "in/b.txt", "in/b.jsonl", "in/b.json"])
 def test_an_archive_is_not_read_as_text(run, tmp_path, files, name):
     (tmp_path / name).write_bytes(next(iter(FILES_OF_OFFICES.values()))())

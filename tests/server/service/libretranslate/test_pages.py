@@ -447,7 +447,7 @@ def test_the_language_of_html_is_that_of_its_texts(url):
 def test_html_with_too_many_tags_is_refused(url):
     status, answer = post(url, "/translate", q="<a>" * 30_000, source="ko", target="en", format="html")
     assert status == 400
-    assert "30000 tags and lines, and at most 20000 are read" in answer["error"]
+    assert "the texts have 30000 tags and lines, and at most 20000 are read" in answer["error"]
 
 
 SRT = b"1\n00:00:01,000 --> 00:00:02,000\nab <i>cd</i>\n\n2\n00:00:03,000 --> 00:00:04,000\nef\n"
