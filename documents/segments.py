@@ -19,6 +19,7 @@ from typing import IO, ClassVar
 
 from seq2seq_serve.bundle.placeholders import placeholders, with_spaces
 from seq2seq_serve.documents.alignment import formatted, longest
+from seq2seq_serve.protos.languages import is_same_language
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse
 
 _ZIP, _OLE = (b"PK\x03\x04", b"PK\x05\x06"), b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # how files begin
@@ -229,6 +230,18 @@ class Document(ABC):
     def own_languages(self) -> tuple[set[str], set[str]]:
         """Returns the tags that the file has for the languages of its texts, and of their translations."""
         return set(), set()
+
+    def language_problem(self, languages: tuple[str, str]) -> str:
+        """Returns which of the file's languages is not that of a translation; empty if none.
+
+        Args:
+            languages: The tags of the languages of texts and of translations; empty where they are not known.
+        """
+        for what, tags, language in zip(("source", "target"), self.own_languages(), languages, strict=True):
+            others = sorted(tag for tag in tags if tag and language and not is_same_language(tag, language))
+            if others:
+                return f"its {what} language is {others[0]:.20}, and that of the translation is {language}"
+        return ""
 
     @abstractmethod
     def parts(self) -> Iterator[Part]:

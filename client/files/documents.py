@@ -20,7 +20,6 @@ from seq2seq_serve.documents.segments import (
     software_text,
     wrong_file,
 )
-from seq2seq_serve.protos.languages import is_same_language
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
 
 _TEXTS_AT_ONCE = 64  # are read by another thread
@@ -54,11 +53,9 @@ def read_document(path: Path, languages: tuple[str, str] = ("", "")) -> Document
         raise wrong_file(path, f"the file has more than {limit} bytes, the most of a document: split it")
     document = read_file(suffix, content, path)
     document.source_language = languages[0]
-    for what, tags, language in zip(("source", "target"), document.own_languages(), languages, strict=True):
-        others = sorted(tag for tag in tags if tag and language and not is_same_language(tag, language))
-        if others:
-            text = f"its {what} language is {others[0]:.20}, and that of the translation {language}"
-            raise wrong_file(path, f"{text}: give --{what}-language or another model, or correct the file")
+    if problem := document.language_problem(languages):
+        advice = "give --source-language and --target-language or another model, or correct the file"
+        raise wrong_file(path, f"{problem}: {advice}")
     return document
 
 

@@ -7,7 +7,7 @@ from seq2seq_serve.client.files.formats import split_into_shards
 from seq2seq_serve.documents.segments import WrongFile
 from tests.documents.test_bilingual import QT, TMX, XLIFF, XLIFF2
 
-SOURCE = "its source language is en, and that of the translation"
+SOURCE = "its source language is en, and that of the translation is"
 TARGET = "its target language is de"
 
 
@@ -17,8 +17,13 @@ TARGET = "its target language is de"
         ("a.xlf", XLIFF, ("en", "de"), ""),
         ("a.xlf", XLIFF, ("en-US", "de-AT"), ""),
         ("a.xlf", XLIFF, ("", ""), ""),
-        ("a.xlf", XLIFF, ("ko", ""), f"{SOURCE} ko: give --source-language or another model"),
-        ("a.xlf", XLIFF, ("en", "fr"), f"{TARGET}, and that of the translation fr: give --target-language"),
+        ("a.xlf", XLIFF, ("ko", ""), f"{SOURCE} ko: give --source-language and"),
+        (
+            "a.xlf",
+            XLIFF,
+            ("en", "fr"),
+            f"{TARGET}, and that of the translation is fr: give --source-language",
+        ),
         ("a.xlf", XLIFF.replace('target-language="de"', ""), ("en", "fr"), ""),
         ("a.xlf", XLIFF2, ("en", "fr"), TARGET),
         (

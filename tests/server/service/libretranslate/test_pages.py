@@ -494,6 +494,16 @@ def test_a_file_of_another_kind_than_its_name_says_is_refused(url):
         assert answer["error"].startswith("the file ")
 
 
+def test_a_file_in_other_languages_than_the_fields_is_refused(url):
+    unit = "<trans-unit><source>오늘은</source></trans-unit>"
+    for target, expected in (("de", 400), ("en-GB", 200)):
+        content = f'<xliff version="1.2"><file target-language="{target}">{unit}</file></xliff>'
+        status, answer = translate_file(url, "a.xlf", content.encode())
+        assert status == expected
+    assert status == 200
+    assert "error" not in answer
+
+
 def test_the_url_of_a_file_is_that_of_the_proxy(url):
     form = multipart(("file", b"ab", "a.txt"), ("source", "ko", ""), ("target", "en", ""))
     _, answer = send(f"{url}/translate_file", *form, **{"X-Forwarded-Proto": "https", "Host": "localhost"})
