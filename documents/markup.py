@@ -195,17 +195,7 @@ class _Writer:
             elif here is not None:
                 self._write_text(text, here)
             self._write_marks(number, place)
-        for left in self._waiting.values():
-            for mark in left:
-                self._written.append(self._with_empty_tags(mark))
-        return "".join(self._written)
-
-    def _with_empty_tags(self, mark: Here) -> str:
-        """Returns a mark with the tags around it that have no text, such as those of an anchor."""
-        written, tag = mark.markup, mark.place
-        while tag is not NO_TAG and not (tag.has_text or tag.is_run):
-            written, tag = f"{tag.open}{written}{self._flow.close(tag)}", tag.around or NO_TAG
-        return written
+        return "".join([*self._written, *(mark.markup for marks in self._waiting.values() for mark in marks)])
 
     def _write_text(self, text: str, here: Here) -> None:
         if self._is_after_fixed and (text[0].isalnum() or (here.is_fixed and self._flow.is_tight)):
