@@ -23,12 +23,11 @@ from seq2seq_serve.commands import Parser, add_version, needs_extra, program, wr
 with needs_extra("server,cpu", __name__):
     from seq2seq_serve.bulk.engine import Job, start_worker
     from seq2seq_serve.bundle.manifest import Bundle, BundleError, load_bundle
-    from seq2seq_serve.bundle.names import TARGET_LANGUAGE
     from seq2seq_serve.client.files.documents import is_software
     from seq2seq_serve.client.files.formats import FORMATS, Writer, check_formats
     from seq2seq_serve.client.files.glossary import with_glossary
     from seq2seq_serve.client.files.memory import TranslationMemory, memory_count, read_memory
-    from seq2seq_serve.client.files.pairs import languages_of
+    from seq2seq_serve.client.files.pairs import languages_of, standard_languages
     from seq2seq_serve.client.files.plan import (
         ERRORS_FOLDER,
         JSONL,
@@ -50,7 +49,6 @@ with needs_extra("server,cpu", __name__):
     from seq2seq_serve.client.progress import Progress
     from seq2seq_serve.documents.kinds import DOCUMENTS
     from seq2seq_serve.documents.segments import WrongFile
-    from seq2seq_serve.protos.languages import standard_tag
     from seq2seq_serve.server.config import RunnerConfig
     from seq2seq_serve.server.runner.sizing import size_up
     from seq2seq_serve.server.settings import Count, add_flags, override, read
@@ -127,9 +125,9 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, RunFiles]:
         "memory": None if memory is None else memory.digest(),
     }
     advice = f"remove {folder / PLAN_FILE} and the shards beside it"
-    plan = plan_run(folder, inputs, settings, options.shard_lines, advice)
-    language = standard_tag(languages_of(options.generation, bundle.manifest)[TARGET_LANGUAGE])
-    writer = Writer(folder, output_format, options.target_field, num_hypotheses, language)
+    languages = standard_languages(options.generation, bundle.manifest)
+    plan = plan_run(folder, inputs, settings, options.shard_lines, advice, languages)
+    writer = Writer(folder, output_format, options.target_field, num_hypotheses, languages)
     return plan, RunFiles(options.field, writer, plan.inputs, memory)
 
 

@@ -606,7 +606,7 @@ def _names_of_outputs(inputs: Sequence[Path], suffix: str) -> list[Path]:
 def _translation(options: argparse.Namespace) -> Translation:
     """Returns the settings of the command for one input."""
     parser: argparse.ArgumentParser = options.parser
-    _check_files(options)
+    problem = _check_files(options)
     generate_options = generation(options)
     if options.attention is not None:
         if len(options.texts) != 1:
@@ -634,6 +634,7 @@ def _translation(options: argparse.Namespace) -> Translation:
         as_json=options.json,
         attention_file=options.attention,
         is_one_of_many=len(options.inputs) > 1,
+        problem=problem,
         memory=tuple(options.memory),
         glossary=options.glossary,
         keeps_placeholders=options.keeps_placeholders,
@@ -707,43 +708,44 @@ def given_options(options: argparse.Namespace) -> GenerateOptions:
     return generate_options
 
 
-def _check_input(options: argparse.Namespace) -> None:
-    """Refuses an input of another kind than lines where its kind and the other flags do not fit."""
-    path, output, parser = options.input, options.output, options.parser
+def _problem_of_input(options: argparse.Namespace) -> str:
+    """Returns why an input of another kind than lines does not fit the other flags; empty if it fits."""
+    path, output = options.input, options.output
     try:
         check_kind(path, is_text=options.kind == TEXT)
         kind = format_of(path)
     except JobError as error:
-        parser.error(str(error))
+        return str(error)
     several = (options.num_hypotheses or GenerateOptions()).num_hypotheses > 1
     if kind == DOCUMENT:
+        if options.json or several:
+            options.parser.error("--json and --num-hypotheses are for lines, not for documents")
         suffix = document_suffix(path)
         if output.suffix.lower() != suffix:
-            parser.error(
-                f"{path} is a document: give --output a name in {suffix}, or standard input its lines"
-            )
+            return f"{path} is a document: give --output a name in {suffix}, or standard input its lines"
         if path.exists() and not path.is_file():
-            parser.error(f"{path} is not a file: a document is read from one")
-        if options.json or several:
-            parser.error("--json and --num-hypotheses are for lines, not for documents")
+            return f"{path} is not a file: a document is read from one"
     elif kind == PARQUET:
-        parser.error(f"{path} is a table: {program('bulk')} translates it")
+        return f"{path} is a table: {program('bulk')} translates it"
     elif kind != TEXT and output == STANDARD:
-        parser.error(f"{path} has records: give --output, or standard input its lines")
+        return f"{path} has records: give --output, or standard input its lines"
+    return ""
 
 
-def _check_files(options: argparse.Namespace) -> None:
+def _check_files(options: argparse.Namespace) -> str:
+    """Refuses files that do not fit the other flags; returns the problem of one of several inputs."""
     parser, input_, output = options.parser, options.input, options.output
     if options.texts and input_ != STANDARD:
         parser.error("TEXT and --input are both given: give one of them")
     if not options.texts and input_ == STANDARD and sys.stdin is None:
         parser.error("there is no TEXT, and standard input is closed: give a TEXT or --input")
-    if not options.texts:
-        _check_input(options)
+    problem = "" if options.texts else _problem_of_input(options)
+    if problem and len(options.inputs) == 1:
+        parser.error(problem)
     if output == STANDARD:
         if options.resume or options.overwrite:
             parser.error("--resume and --overwrite need --output FILE")
-        return
+        return problem
     if options.texts:
         parser.error("--output is for the lines of a file: give the file as --input, and no TEXT")
     if options.stream:
@@ -751,6 +753,7 @@ def _check_files(options: argparse.Namespace) -> None:
     _check_output(options, input_)
     if document_suffix(input_) and output.exists() and not output.is_file():
         parser.error(f"--output {output} is a pipe or a device: a document is written to a file")
+    return problem
 
 
 def _check_output(options: argparse.Namespace, input_: Path) -> None:

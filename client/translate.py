@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TextIO
 
 from seq2seq_serve.bundle.files import sync_folder
+from seq2seq_serve.bundle.placeholders import is_kept
 from seq2seq_serve.client.aio import AsyncClient
 from seq2seq_serve.client.attention import save_alignment
 from seq2seq_serve.client.errors import ClientError
@@ -31,7 +32,7 @@ from seq2seq_serve.client.files.formats import ANSWERS, Writer, format_of
 from seq2seq_serve.client.files.glossary import with_glossary
 from seq2seq_serve.client.files.lines import STANDARD, count_lines, open_binary, open_input
 from seq2seq_serve.client.files.memory import TranslationMemory, memory_count, read_memory
-from seq2seq_serve.client.files.pairs import languages_of
+from seq2seq_serve.client.files.pairs import languages_of, standard_languages
 from seq2seq_serve.client.files.plan import (
     DOCUMENT,
     PLAN_FILE,
@@ -51,9 +52,8 @@ from seq2seq_serve.client.progress import Progress
 from seq2seq_serve.client.rpcs import Outcome, Translated
 from seq2seq_serve.client.sync import Client
 from seq2seq_serve.client.wire import Item, item_maker
-from seq2seq_serve.documents.segments import WrongFile, kind_of, options_by_kind
+from seq2seq_serve.documents.segments import SoftwareText, WrongFile, kind_of, options_by_kind
 from seq2seq_serve.protos.dicts import message_dict
-from seq2seq_serve.protos.languages import standard_tag
 from seq2seq_serve.protos.seq2seq_v1_pb2 import FINISH_REASON_LENGTH, GenerateOptions, GenerateResponse, Model
 
 _SHARD_LINES = 1000  # the most that a kill costs
@@ -76,6 +76,7 @@ class Translation:
         glossary: A file of terms, which are added to those of the options.
         keeps_placeholders: Whether documents of programs keep their placeholders.
         is_one_of_many: Whether messages have to name the input, because the command has others.
+        problem: Why this one of several inputs cannot be translated; empty if nothing says so yet.
     """
 
     texts: tuple[str, ...]
@@ -96,6 +97,7 @@ class Translation:
     glossary: Path | None
     keeps_placeholders: bool
     is_one_of_many: bool = False
+    problem: str = ""
 
     @property
     def num_hypotheses(self) -> int:
@@ -151,12 +153,18 @@ def translate_all(client: Client, connect: Callable[[], AsyncClient], plans: Seq
         if len(plans) > 1 and sys.stderr.isatty():
             sys.stderr.write(f"{number} of {len(plans)}: {plan.input}\n")
         try:
+            if plan.problem:
+                raise JobError(plan.problem)
             codes.append(translate(client, connect, plan, memories))
-        except (JobError, WrongFile) as error:
-            is_of_all = isinstance(error, WrongFile) and Path(error.filename) in (*plan.memory, plan.glossary)
-            if len(plans) == 1 or is_of_all:
+        except (JobError, OSError) as error:
+            is_of_input = isinstance(error, JobError)
+            if isinstance(error, OSError) and error.filename is not None:
+                path = Path(error.filename)
+                its = isinstance(error, WrongFile) or path.absolute() == plan.input.absolute()
+                is_of_input = its and path not in (*plan.memory, plan.glossary)
+            if len(plans) == 1 or not is_of_input:
                 raise
-            text = f"{error.filename}: {error.strerror}" if isinstance(error, WrongFile) else str(error)
+            text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
             sys.stderr.writelines(
                 f"{line}\n" for line in (f"error: {text}", *getattr(error, "__notes__", ()))
             )
@@ -194,7 +202,10 @@ def translate(
             return 0
     model = _find_model(client, plan)
     memory = memories.find(plan, model)
-    plan = replace(plan, model=model.name, options=with_glossary(plan.options, plan.glossary, model))
+    options = with_glossary(plan.options, plan.glossary, model)
+    if plan.glossary is not None and len(options.terms) == len(plan.options.terms):
+        sys.stderr.write(f"warning: {plan.glossary}: 0 terms\n")
+    plan = replace(plan, model=model.name, options=options)
     if plan.is_to_file:
         return _FileOutput(plan, model, memory).write(connect)
     with ExitStack() as stack:
@@ -319,8 +330,9 @@ class _FileOutput:
         self._memory = memory
         self._folder = parts_folder(plan.output)
         self._pipe_copy = self._folder / _PIPE_FOLDER / "input.txt"
-        language = standard_tag(languages_of(plan.options, model)["target_language"])
-        self._writer = Writer(self._folder, plan.format, plan.target_field, plan.num_hypotheses, language)
+        self._languages = standard_languages(plan.options, model)
+        num = plan.num_hypotheses
+        self._writer = Writer(self._folder, plan.format, plan.target_field, num, self._languages)
 
     def write(self, connect: Callable[[], AsyncClient]) -> int:
         """Translates what is missing, completes the file, and returns the exit code."""
@@ -329,6 +341,8 @@ class _FileOutput:
         num_lines = sum(shard.num_lines for shard in planned.shards)
         num_skipped = num_lines - sum(shard.num_lines for shard in waiting)
         progress = _logged_progress(num_lines, is_shown=sys.stderr.isatty(), num_skipped=num_skipped)
+        if not num_lines:
+            progress.write(f"warning: {self._plan.input}: 0 texts\n")
         if num_failed := sum(map(self._writer.num_failed, set(planned.shards) - set(waiting))):
             progress.write(f"warning: lines that failed before and are not tried again: {num_failed}\n")
         report, run = _Report(self._plan, progress), RunProgress()
@@ -375,7 +389,8 @@ class _FileOutput:
         }
         try:
             source = plan.input.absolute() if plan.input.is_file() else self._read_pipe()
-            return plan_run(folder, [source], settings, _SHARD_LINES, "replace it with --overwrite")
+            advice = "replace it with --overwrite"
+            return plan_run(folder, [source], settings, _SHARD_LINES, advice, self._languages)
         except BaseException as error:
             is_kept = self._pipe_copy.exists() and not isinstance(error, WrongFile)
             if folder.exists() and not (folder / PLAN_FILE).exists() and not is_kept:
@@ -438,6 +453,7 @@ class _Report:
         self._truncated: list[int] = []
         self._incomplete: list[int] = []
         self._missing: dict[str, None] = {}  # terms of incomplete targets
+        self._changed: list[int] = []  # the numbers of the texts with other placeholders
         self._num_left_out = 0  # tokens of truncated sources
 
     def add(self, number: int, result: Translated) -> None:
@@ -450,6 +466,9 @@ class _Report:
             self.num_failed += 1
         self._num_from_memory += result.from_memory
         self.note_limits(number, result.answer)
+        keeps = isinstance(result.source, SoftwareText) and self._plan.keeps_placeholders
+        if keeps or self._plan.options.keep_placeholders:
+            self._check_placeholders(number, str(result.source), result.answer)
         self.num_done = number
         self._progress.show(number, self.num_failed)
 
@@ -464,6 +483,12 @@ class _Report:
             self._truncated.append(number)
             self._num_left_out += num_tokens
 
+    def _check_placeholders(self, number: int, source: str, answer: GenerateResponse) -> None:
+        """Counts a target with other placeholders, or tags in another order, of a memory or the server."""
+        best = answer.hypotheses[:1]
+        if any(not one.missing_terms and not is_kept(source, one.text) for one in best):
+            self._changed.append(number)
+
     def close(self, num_done: int | None = None) -> None:
         """Writes the final progress, by default to the last text that was reported, and the warnings."""
         self._progress.close(self.num_done if num_done is None else num_done, self.num_failed)
@@ -476,6 +501,10 @@ class _Report:
         )
         shown = ", ".join(map(one_line, list(self._missing)[:_SHOWN_TERMS]))
         self._warn(self._incomplete, f"the target lacks terms that it has to have: {shown}")
+        self._warn(
+            self._changed,
+            "the target has other placeholders than the source, or a tag not around a text: correct it",
+        )
         self._warn(
             self._truncated,
             f"the source is too long, and {self._num_left_out} tokens at its end were left out "

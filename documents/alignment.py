@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right, insort
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, groupby, pairwise
 from typing import TYPE_CHECKING
 
@@ -214,17 +213,20 @@ def _keep(
     kept, cuts = list(kept), dict[int, tuple[int, int]]()
     if not kept:
         return cuts
-    numbers = Counter(owners)
-    present = sorted(numbers)
-    guards = Counter[int]()
-    for group in kept:
-        guards[group.start] += 1
-        guards[group.stop] -= 1
-    guarded = list(accumulate(guards[piece] for piece in range(source.piece_at(len(source.text)) + 2)))
+    present = sorted(owners)
+    inner = _innermost(kept, source.piece_at(len(source.text)) + 1)
     nearest: tuple[list[int], list[int]] | None = None
+    free: list[int] | None = None  # the numbers of words that may be, in their order
+
+    def num_words(group: range) -> int:
+        return bisect_left(present, group.stop) - bisect_left(present, group.start)
+
+    def is_free(number: int) -> bool:
+        its = inner[owners[number]]
+        return its is None or num_words(its) > 1
+
     for group in kept:
-        place = bisect_left(present, group.start)
-        if place < len(present) and present[place] < group.stop:
+        if num_words(group):
             continue
         nearest = nearest or _nearest(len(source.words), links)
         first = bisect_left(source.owners, group.start)
@@ -244,15 +246,40 @@ def _keep(
             cuts[ends[0]] = len(text), piece
             insort(present, piece)
             continue
-        for number in neighbours:
-            owner = owners[number]
-            if numbers[owner] > 1 or not guarded[owner]:
-                numbers[owner] -= 1
-                numbers[piece] += 1
-                owners[number] = piece
-                insort(present, piece)
-                break
+        found = next(filter(is_free, neighbours), None)
+        if found is None:
+            free = list(range(len(owners))) if free is None else free
+            found = _nearest_free(free, neighbours[0], is_free)
+        if found is not None:
+            del present[bisect_left(present, owners[found])]
+            owners[found] = piece
+            insort(present, piece)
     return cuts
+
+
+def _innermost(kept: Iterable[range], num_pieces: int) -> list[range | None]:
+    """Returns for each piece the innermost of the pieces that belong together around it."""
+    found, around = list[range | None](), list[range]()
+    waiting = sorted(kept, key=lambda group: (-group.start, group.stop))  # the next one is last
+    for piece in range(num_pieces):
+        while waiting and waiting[-1].start <= piece:
+            around.append(waiting.pop())
+        while around and around[-1].stop <= piece:
+            around.pop()
+        found.append(around[-1] if around else None)
+    return found
+
+
+def _nearest_free(free: list[int], place: int, is_free: Callable[[int], bool]) -> int | None:
+    """Returns the word nearest to a place that is free, and removes those that are not, which stay so."""
+    while free:
+        after = bisect_left(free, place)
+        if after == len(free) or (after and place - free[after - 1] <= free[after] - place):
+            after -= 1
+        if is_free(free[after]):
+            return free[after]
+        del free[after]
+    return None
 
 
 def _nearest(num_words: int, links: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from html import escape
 from pathlib import Path
 
+from seq2seq_serve.bundle.placeholders import is_kept
 from seq2seq_serve.documents.elements import BEGIN, END, TEXT, Content, Event, Names, decoded_xml, events
 from seq2seq_serve.documents.markup import Flows, unescaped
-from seq2seq_serve.documents.messages import has_placeholders
 from seq2seq_serve.documents.segments import (
     Document,
     Part,
@@ -34,6 +34,9 @@ _STATE, _TYPE = (
     re.compile(rf"""(?<!\s)\s++{name}\s*+=\s*+("[^"]*"|'[^']*')""") for name in ("state", "type")
 )
 _MAX_FORMS = 6  # of plurals: no language in the CLDR has more
+_HEAD = re.compile(rb"""<(?:[\w.-]+:)?(?:file|xliff|TS)\b(?:[^<>"']|"[^"<]*"|'[^'<]*')*+>""")
+_ATTRIBUTE = re.compile(rb"""\s([\w-]++)\s*+=\s*+("[^"]*"|'[^']*')""")
+_APPROVED = re.compile(r"""(?<!\s)\s++approved\s*+=\s*+("[^"]*"|'[^']*')""")
 _FORM = re.compile(r"<numerusform\s*(?:/>|>\s*</numerusform\s*>)")
 _TAG_NAME = re.compile(r"<([^\s/>]+)")
 _INDENTATION = re.compile(r"\r?\n[ \t]*\Z")
@@ -65,7 +68,7 @@ class _Unit:
     """A text and its translations, as they are read. Owned by its document.
 
     Attributes:
-        source: The text.
+        source: The text, in segments if it has them.
         targets: The translations that the file has.
         place: The place for a new one among the parts of the unit.
         indentation: The white space before the text.
@@ -89,7 +92,9 @@ class _Entry:
         is_translated: Whether one of them is.
     """
 
-    def __init__(self, unit: _Unit, source: _Element, parts: Sequence[str], names: Names) -> None:
+    def __init__(
+        self, unit: _Unit, source: _Element, parts: Sequence[str], content_of: Callable[[Flows], Content]
+    ) -> None:
         self.indentation = unit.indentation
         self.source_tag = source.tag.markup
         target = unit.targets[0] if unit.targets else None
@@ -100,7 +105,7 @@ class _Entry:
         self._source = "".join(event.markup for event in source.inside)
         self._num_translated = 0
         flows = Flows()
-        content = Content(flows, names)
+        content = content_of(flows)
         for event in source.inside:
             content.add(event, event.local)
         flows.end()
@@ -122,20 +127,34 @@ class _Entry:
         """Returns the markup of the translation, and whether it is one to review."""
         written = self._translation.written()
         is_whole = self._num_translated == len(self._translation.segments)
-        return written, not (is_whole and has_placeholders(unescaped(written), unescaped(self._source)))
+        return written, not (is_whole and is_kept(unescaped(self._source), unescaped(written)))
 
 
 class _Bilingual(Document):
-    """XML of units, each of which has a text and translations."""
+    """XML of units, each of which has a text and translations.
+
+    Attributes:
+        language_names: The attributes with the languages of texts and of translations.
+    """
 
     errors = "xmlcharrefreplace"
     root: str
     names: Names
+    content_of: type[Content] = Content
     unit_names: tuple[str, ...]
+    language_names: tuple[Sequence[str], Sequence[str]] = (), ()
 
     def __init__(self, content: bytes, path: Path) -> None:
         self.encoding, self._content = decoded_xml(content, path)
         self._path = path
+
+    def own_languages(self) -> tuple[set[str], set[str]]:
+        heads = [dict(_ATTRIBUTE.findall(found[0])) for found in _HEAD.finditer(self._content)]
+        sources, targets = (
+            {head[name.encode()][1:-1].decode() for name in names for head in heads if name.encode() in head}
+            for names in self.language_names
+        )
+        return sources, targets
 
     def parts(self) -> Iterator[Part]:
         parts = self._present = list[str]()  # of the present unit
@@ -172,7 +191,8 @@ class _Bilingual(Document):
                     self._end(unit, event.local)
                 if event.local in self.unit_names and unit is not None:
                     if unit.source is not None and self._is_missing(unit):
-                        entry = _Entry(unit, unit.source, parts, self.names)
+                        content_of = partial(self.content_of, names=self.names)
+                        entry = _Entry(unit, unit.source, parts, content_of)
                         yield Part(entry.segments(), partial(self._written, entry))
                         parts.clear()
                     unit = None
@@ -198,7 +218,7 @@ class _Bilingual(Document):
         if self._around[-1][0].local not in self.unit_names:
             return None
         element = _Element(event, len(self._present))
-        if event.local == "source":
+        if event.local in ("source", "seg-source"):
             unit.source = element
             found = _INDENTATION.search(self._present[-1])
             unit.indentation = found[0] if found else ""
@@ -226,8 +246,33 @@ class _Bilingual(Document):
         """Returns the tag of a unit, and the element of its new translation."""
 
 
+class _Segments(Content):
+    """What is inside a text of XLIFF 1.2, whose segments are texts of their own. Owned by an entry."""
+
+    def __init__(self, flows: Flows, names: Names) -> None:
+        super().__init__(flows, names)
+        self._are_segments: list[bool] = []  # of the elements <mrk> around the place
+
+    def add(self, event: Event, name: str) -> None:
+        if name == "mrk" and event.kind == BEGIN:
+            self._are_segments.append(_is_segment(event))
+        is_segment = name == "mrk" and (
+            self._are_segments.pop() if event.kind == END else self._are_segments[-1]
+        )
+        if is_segment and not self._depth:
+            self.flows.end(event.markup)
+        else:
+            super().add(event, name)
+
+
+def _is_segment(event: Event) -> bool:
+    return event.local == "mrk" and event.attributes.get("mtype") == "seg"
+
+
 class Xliff(_Bilingual):
     """XLIFF 1.2 and 2: units without a target, or whose state says that it is not a translation."""
+
+    content_of = _Segments
 
     names = Names(
         around=frozenset(["g", "pc", "mrk", "sub"]),
@@ -237,6 +282,7 @@ class Xliff(_Bilingual):
     )
     root = "xliff"
     unit_names = ("trans-unit", "segment")
+    language_names = ("source-language", "srcLang"), ("target-language", "trgLang")
 
     def _lacks_language(self, event: Event) -> str:
         version = (self._around[0][0] if self._around else event).attributes.get("version", "")
@@ -246,15 +292,14 @@ class Xliff(_Bilingual):
     def _is_missing(self, unit: _Unit) -> bool:
         if not unit.targets or unit.targets[0].tag.attributes.get("state") in _UNTRANSLATED:
             return True
-        return (
-            not any(event.kind == BEGIN for event in unit.targets[0].inside) and not unit.targets[0].has_text
-        )
+        is_empty = all(_is_segment(event) for event in unit.targets[0].inside if event.kind == BEGIN)
+        return is_empty and not unit.targets[0].has_text
 
     def _write(self, entry: _Entry) -> tuple[str, str]:
         begin, (written, is_to_review) = entry.parts[0], entry.written()
         found = _TAG_NAME.match(entry.source_tag)
-        name = f"{found[1].removesuffix('source') if found else ''}target"  # with the same prefix
-        state = ""
+        name = f"{found[1].removesuffix('source').removesuffix('seg-') if found else ''}target"  # same prefix
+        state, begin = "", _APPROVED.sub("", begin)
         if "segment" in begin.partition(" ")[0]:  # XLIFF 2
             if not is_to_review:
                 begin = _with(begin, _STATE, ' state="translated"')
@@ -276,6 +321,7 @@ class QtTranslations(_Bilingual):
     names = Names(beside=frozenset(["byte"]), keeps_lines=True)
     root = "TS"
     unit_names = ("message",)
+    language_names = ("sourcelanguage",), ("language",)
 
     def _is_missing(self, unit: _Unit) -> bool:
         if not unit.targets:
@@ -318,6 +364,9 @@ class TmxDocument(_Bilingual):
             known = ", ".join(self._others) or "no language"
             text = f"the file has translations into {known}, and must have them into one"
             raise wrong_file(path, f'{text}: add a <tuv xml:lang="…"> to the first <tu>, or remove others')
+
+    def own_languages(self) -> tuple[set[str], set[str]]:
+        return {self._source_language}, set(self._others)
 
     def _lacks_language(self, event: Event) -> str:
         if event.local != "header" or not self._languages:

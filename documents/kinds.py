@@ -14,7 +14,14 @@ from seq2seq_serve.documents.office import Book, OpenDocument, Slides, Spreadshe
 from seq2seq_serve.documents.page import HtmlDocument
 from seq2seq_serve.documents.plain import Plain
 from seq2seq_serve.documents.resources import AndroidStrings, AppleStringsDict, NetResources
-from seq2seq_serve.documents.segments import MAX_BYTES, MAX_MARKS, Document, check_marks
+from seq2seq_serve.documents.segments import (
+    MAX_BYTES,
+    MAX_MARKS,
+    Document,
+    check_is_not_ole,
+    check_is_text,
+    check_marks,
+)
 from seq2seq_serve.documents.styled import StyledSubtitles
 from seq2seq_serve.documents.subtitles import Subtitles
 from seq2seq_serve.documents.word import WordDocument
@@ -88,6 +95,8 @@ def read_file(
             parts, which raises the same.
     """
     if archive := ARCHIVES.get(suffix):
+        check_is_not_ole(content, path)
         return archive(content, path, max_marks, max_bytes)
+    check_is_text(content, path)
     check_marks([content], path, max_marks, _MARKS.get(suffix, ()))
     return FILES[suffix](content, path)

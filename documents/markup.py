@@ -220,6 +220,12 @@ class _Writer:
                 first.setdefault(here.number, number)
                 last[here.number] = number
         numbers = sorted(last)
+        at_end = dict[Tag, int]()  # where the tags begin around which the flow ends, by the tag around them
+        for number in range(len(self._events) - 1, -1, -1):
+            kind, tag, _, _ = self._events[number]
+            if kind != _OPEN:
+                break
+            at_end[tag.around or NO_TAG] = number
         around, place, begin = dict[Tag, Tag](), 0, -1
         for mark in marks:
             while place < len(numbers) and numbers[place] < mark.number:
@@ -234,7 +240,7 @@ class _Writer:
             event = last[before] if is_inside else self._begins.get(inner, -1)
             is_last = mark.number >= min(inner.end, self._flow.end_number)
             if is_last and mark.begins is not False:
-                event = self._ends.get(inner, len(self._events)) - 1
+                event = self._ends.get(inner, at_end.get(inner, len(self._events))) - 1
             elif mark.begins and place < len(numbers):
                 begin = max(begin, first[numbers[place]])
                 event = self._event_before(first[numbers[place]], inner)
@@ -332,6 +338,11 @@ class Flows:
     def is_ready(self) -> bool:
         """Whether enough has ended for a part."""
         return bool(self.segments) or len(self._parts) > _MOST_TOKENS
+
+    @property
+    def last_character(self) -> str:
+        """The last character of the present flow; empty if it has none."""
+        return self._pieces[-1][0][-1:] if self._pieces else ""
 
     def part(self, changed: Callable[[str], str] = str) -> Part:
         """Returns a part of what has ended after the last part.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from seq2seq_serve.bundle.placeholders import placeholders
+from seq2seq_serve.bundle.placeholders import is_kept
 from seq2seq_serve.documents.segments import (
     Document,
     Part,
@@ -81,7 +81,7 @@ class _Message:
             keyword = f"msgstr[{form}]" if "msgid_plural" in self.values else "msgstr"
             written += [f"{keyword} {parts[0]}"] if len(parts) == 1 else [f'{keyword} ""', *parts]
         lines[first] = newline.join(written)
-        if not all(map(has_placeholders, targets, self.sources)):
+        if not all(map(is_kept, self.sources, targets)):
             if self.flags is None:
                 lines[self.begin or 0] = f"#, fuzzy{newline}{lines[self.begin or 0]}"
             elif "fuzzy" not in (flags := lines[self.flags] or ""):
@@ -92,7 +92,8 @@ class _Message:
 class Messages(Document):
     """gettext (.po): each line of a message without a translation is a segment.
 
-    A translation that lacks a placeholder of its message, such as %s or {name}, is marked as fuzzy.
+    A translation that lacks a placeholder of its message, such as %s or {name}, or has a tag after its end
+    is marked as fuzzy.
     """
 
     def __init__(self, content: bytes, path: Path) -> None:
@@ -155,9 +156,3 @@ class Messages(Document):
                 if has_words(line):
                     segments.append(Segment([(line, 0)], partial(message.translate, form, place)))
         return segments
-
-
-def has_placeholders(target: str, message: str) -> bool:
-    """Whether a translation has each placeholder and tag of its message as often."""
-    one, other = (sorted(text[begin:end] for begin, end in placeholders(text)) for text in (target, message))
-    return one == other

@@ -13,8 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from seq2seq_serve.documents.markup import Flows, unescaped
-from seq2seq_serve.documents.segments import LETTER, Document, Part, Segment, TextSpan
+from seq2seq_serve.documents.segments import LETTER, Document, Part, Segment, TextSpan, wrong_file
 from seq2seq_serve.documents.spans import Tag
+from seq2seq_serve.protos.languages import is_same_language
 
 # What does not end goes on to the end of the file.
 _ATTRIBUTE_PATTERN = r"""([^\s/>][^\s/>=]*+)(?:\s*+=\s*+("[^"]*+"?|'[^']*+'?|[^\s>"'][^\s>]*+)?+)?+"""
@@ -24,10 +25,21 @@ _MARKUP = re.compile(
     r"(?:[\s/]++|" + _ATTRIBUTE_PATTERN.replace("([", "(?:[").replace('("', '(?:"') + r")*+(?:>|\Z)",
     re.DOTALL,
 )
+_INSIDE = re.compile(
+    r"([^<]*+)</([a-zA-Z]++)\s*+>(?:<[^<>]{0,200}>){0,4}"
+)  # of an element, and tags after it
 _CHARSET = re.compile(rb"charset\s*+=\s*+[\"']?([\w-]{1,40})", re.IGNORECASE)
 _CHARSETS = re.compile(
     r"utf-8|cp\d+|iso8859-\d+|koi8-[rut]|big5|euc_(jp|kr)|gb\w*|shift_jis|iso2022_jp|mac-roman"
 )
+# Browsers read the names of these as those of larger ones
+_AS_BROWSERS = {
+    "ascii": "cp1252",
+    "iso8859-1": "cp1252",
+    "euc_kr": "cp949",
+    "gb2312": "gbk",
+    "shift_jis": "cp932",
+}
 
 # These may be written several times, unless something refers to one.
 _FORMATTING_NAMES = """
@@ -63,9 +75,9 @@ class HtmlDocument(Document):
 
     errors = "xmlcharrefreplace"
 
-    def __init__(self, content: bytes, path: Path, encoding: str = "") -> None:  # noqa: ARG002
+    def __init__(self, content: bytes, path: Path, encoding: str = "") -> None:
         self.encoding, self._text = (
-            (encoding, content.decode(encoding)) if encoding else _decoded_page(content)
+            (encoding, content.decode(encoding)) if encoding else _decoded_page(content, path)
         )
         self._flows = Flows(is_tight=True)
         self._languages: list[Callable[[Sequence[TextSpan]], None]] = []  # write that of the page
@@ -92,6 +104,9 @@ class HtmlDocument(Document):
                 self._end(found[0], name)
             else:
                 self._is_apart = text[found.start() - 1 : found.start()].isspace()
+                if after := self._add_without_letters(found[0], name, place):
+                    place = after
+                    continue
                 self._start(found[0], name)
                 if name in _ENDS:
                     end = _ENDS[name].search(text, place)
@@ -125,11 +140,35 @@ class HtmlDocument(Document):
         elif text:
             self._flows.add_text(text, unescaped(text))
 
+    def _add_without_letters(self, markup: str, name: str, place: int) -> int:
+        """Adds an element within a sentence that has no letters, such as a number, as it is.
+
+        Returns the place after it; 0 if the element is not one. A part of a word, as in H₂O, is not.
+        """
+        inside = _INSIDE.match(self._text, place) if name in INLINE and not self._left_out else None
+        if inside is None or inside[2].lower() != name or (name not in FIXED and markup.endswith("/>")):
+            return 0
+        text, end = unescaped(inside[1]), inside.end(2)
+        end = self._text.index(">", end) + 1
+        if name == "rp":  # is not shown
+            self._flows.add_markup(self._text[place - len(markup) : end])
+            return end
+        after = self._text[inside.end() : inside.end() + 1]
+        if not text.strip() or LETTER.search(text) or _values(markup, len(name) + 1).keys() & _SHOWN:
+            return 0
+        is_part = (text[0].isalnum() and self._flows.last_character.isalnum()) or (
+            text[-1].isalnum() and after.isalnum()
+        )
+        if is_part:
+            return 0
+        self._flows.add_fixed(self._text[place - len(markup) : end], text)
+        return end
+
     def _start(self, markup: str, name: str) -> None:
         """Adds the tag that begins an element."""
         is_empty = name in _VOID or markup.endswith("/>")
         values = {} if self._left_out else _values(markup, len(name) + 1)
-        if self._left_out or name in _LEFT_OUT or name in FIXED or _is_untranslated(values):
+        if self._left_out or name in _LEFT_OUT or name in FIXED or self._is_kept(name, values):
             is_inline = name in INLINE or (name in _DRAWN and self._is_within)
             if not is_inline and self._left_out not in _DRAWN:
                 self._break_fixed()
@@ -153,6 +192,11 @@ class HtmlDocument(Document):
             tag = Tag(markup, "")
             self._flows.end(tag)
         self._add_attributes(markup, partial(setattr, tag, "open"), name, values)
+
+    def _is_kept(self, name: str, values: Mapping[str, re.Match[str]]) -> bool:
+        """Whether the texts of an element stay. What a whole page says of its language is often wrong."""
+        is_foreign = name not in ("html", "body") and _is_foreign(values, self.source_language)
+        return is_foreign or _is_untranslated(values)
 
     @property
     def _is_within(self) -> bool:
@@ -229,6 +273,12 @@ def _is_untranslated(values: Mapping[str, re.Match[str]]) -> bool:
     return is_no or ("class" in values and "notranslate" in _value(values["class"]).split())
 
 
+def _is_foreign(values: Mapping[str, re.Match[str]], language: str) -> bool:
+    """Whether an element with these attributes says that it is in another language; that may be unknown."""
+    tags = [_value(values[name]) for name in _LANGUAGES if name in values] if language else []
+    return bool(tags and tags[0].strip()) and not is_same_language(tags[0], language)
+
+
 def _is_shown(attribute: str, name: str, values: Mapping[str, re.Match[str]]) -> bool:
     """Whether readers of a page, or of search results, see an attribute of an element."""
     if attribute == "content":
@@ -253,19 +303,29 @@ def _value(attribute: re.Match[str]) -> str:
     return unescaped(value[len(quote) :].removesuffix(quote) if quote else value)
 
 
-def _decoded_page(content: bytes) -> tuple[str, str]:
-    """Returns the encoding of a page, as its mark, its zeros, itself or its bytes say, and its text."""
+def _decoded_page(content: bytes, path: Path) -> tuple[str, str]:
+    """Returns the encoding of a page, as its mark, its zeros or itself say, and its text.
+
+    Raises:
+        WrongFile: It is not in that encoding: in another one, its texts would be others.
+    """
     encoding: str = json.detect_encoding(content)
-    if encoding != "utf-8":
-        return encoding, content.decode(encoding, "replace")
-    encodings = ["utf-8", "cp1252"]
-    if named := _CHARSET.search(content[:1024]):
-        with suppress(LookupError):
-            encoding = codecs.lookup(named[1].decode()).name
-            encoding = {"ascii": "cp1252", "iso8859-1": "cp1252"}.get(encoding, encoding)
-            if _CHARSETS.fullmatch(encoding):
-                encodings.insert(0, encoding)
-    for encoding in encodings:
-        with suppress(UnicodeDecodeError):
-            return encoding, content.decode(encoding)
-    return "latin-1", content.decode("latin-1")
+    advice = ""
+    if encoding == "utf-8":
+        advice = ": name its own in a <meta charset=…>, or convert it"
+        if named := _CHARSET.search(content[:1024]):
+            with suppress(LookupError):
+                name = codecs.lookup(named[1].decode()).name
+                name = _AS_BROWSERS.get(name, name)
+                encoding = name if _CHARSETS.fullmatch(name) else encoding
+    try:
+        return encoding, content.decode(encoding)
+    except UnicodeDecodeError as error:
+        if encoding == "cp1252":  # which browsers read with the controls that it lacks
+            return "latin-1", content.decode("latin-1")
+        name, number = (
+            encoding.upper().removesuffix("-SIG"),
+            len(content) - len(error.object) + error.start + 1,
+        )
+        text = f"the file is not {name}: byte {number} is wrong{advice}"
+        raise wrong_file(path, text) from error

@@ -17,9 +17,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, ClassVar
 
-from seq2seq_serve.bundle.placeholders import placeholders
+from seq2seq_serve.bundle.placeholders import placeholders, with_spaces
 from seq2seq_serve.documents.alignment import formatted, longest
+from seq2seq_serve.protos.languages import is_same_language
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse
+
+_ZIP, _OLE = (b"PK\x03\x04", b"PK\x05\x06"), b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # how files begin
 
 COMPRESSED = ".gz"  # how the names of compressed files end
 
@@ -36,6 +39,7 @@ LINE_BREAK = re.compile(r"\r\n|\r|\n")
 _NOT_TEXT = re.compile(r"\{\s*+[\w.]++\s*+,\s*+(?:plural|select|selectordinal|choice)\s*+,|[\ud800-\udfff]")
 _MAY_BE_PLACEHOLDER = re.compile(r"[<{$%@]|://|www\.")
 _DIRECTIVE = re.compile(r"%[-_^#0]?[a-zA-Z]")  # of a format for dates
+_CONTROL = re.compile(r"\s*[\x00-\x1f\x7f-\x9f\u2028\u2029]\s*+")  # line breaks, tabs, and what no text has
 
 
 def has_words(text: str) -> bool:
@@ -142,8 +146,11 @@ class Segment:
         return len({formatting for text, formatting in self.pieces if text.strip()}) > 1
 
     def translate(self, answer: GenerateResponse) -> None:
-        """Puts the answer to its text into the document, with the white space around it."""
-        target = answer.hypotheses[0].text
+        """Puts the answer to its text into the document, with the white space around it.
+
+        A text is a line, and so is its translation: a memory may have it in several.
+        """
+        target = with_spaces(self.text, _CONTROL.sub(" ", answer.hypotheses[0].text).strip())
         if target == self.text:
             self.write(self.pieces)
             return
@@ -211,12 +218,30 @@ class Document(ABC):
     Attributes:
         encoding: That of the file.
         errors: What to do with characters of translations that the encoding does not have.
+        source_language: The tag of the language of its texts, set before they are read; empty if not known.
         target_language: The tag of the language (BCP 47) of its translations; empty if it is not known.
     """
 
     encoding: str
     errors: ClassVar[str] = "strict"
+    source_language: str = ""
     target_language: str = ""
+
+    def own_languages(self) -> tuple[set[str], set[str]]:
+        """Returns the tags that the file has for the languages of its texts, and of their translations."""
+        return set(), set()
+
+    def language_problem(self, languages: tuple[str, str]) -> str:
+        """Returns which of the file's languages is not that of a translation; empty if none.
+
+        Args:
+            languages: The tags of the languages of texts and of translations; empty where they are not known.
+        """
+        for what, tags, language in zip(("source", "target"), self.own_languages(), languages, strict=True):
+            others = sorted(tag for tag in tags if tag and language and not is_same_language(tag, language))
+            if others:
+                return f"its {what} language is {others[0]:.20}, and that of the translation is {language}"
+        return ""
 
     @abstractmethod
     def parts(self) -> Iterator[Part]:
@@ -250,13 +275,32 @@ class Document(ABC):
 
 
 def check_marks(
-    contents: Iterable[bytes], path: Path, most: int = MAX_MARKS, marks: Sequence[bytes] = ()
+    contents: Iterable[bytes],
+    path: Path,
+    most: int = MAX_MARKS,
+    marks: Sequence[bytes] = (),
+    what: str = "the file has",
 ) -> None:
     """Raises WrongFile if a document has more tags, lines and other marks than are read."""
     every = (b"<", b"\n", b"\r", *marks)
     number = sum(content.count(mark) for content in contents for mark in every)
     if number > most:
-        raise wrong_file(path, f"the file has {number} tags and lines, and at most {most} are read: split it")
+        raise wrong_file(path, f"{what} {number} tags and lines, and at most {most} are read: split it")
+
+
+def check_is_text(content: bytes, path: Path) -> None:
+    """Raises WrongFile if a file, or its beginning, is one of an office program, and not text."""
+    if content.startswith(_ZIP):
+        what = "the file is an archive (ZIP), such as of Word, Excel or EPUB, and not what its name says"
+        raise wrong_file(path, f"{what}: name it by its kind, such as .docx")
+    check_is_not_ole(content, path)
+
+
+def check_is_not_ole(content: bytes, path: Path) -> None:
+    """Raises WrongFile if a file, or its beginning, is one of an old office program."""
+    if content.startswith(_OLE):
+        what = "the file is one of an old office program (OLE), such as .doc or .xls, or has a password"
+        raise wrong_file(path, f"{what}: save it as .docx, .xlsx or .pptx without one")
 
 
 def lines_of(text: str) -> Iterator[tuple[str, str]]:
@@ -278,4 +322,5 @@ def decoded(content: bytes, path: Path) -> tuple[str, str]:
     try:
         return encoding, content.decode(encoding)
     except UnicodeDecodeError as error:
-        raise wrong_file(path, f"the file is not UTF-8: byte {error.start + 1} is wrong") from error
+        number = len(content) - len(error.object) + error.start + 1  # after the mark
+        raise wrong_file(path, f"the file is not UTF-8: byte {number} is wrong") from error

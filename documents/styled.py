@@ -31,6 +31,7 @@ _STYLE = re.compile(r"\{\\([ibus])([01])\}")
 _DRAWN_OR_SUNG = re.compile(r"\\(?:p[1-9]|[kK])")
 _WORD = re.compile(r"((?:\{[^{}]*\}|[^ {]|\{)++)| ++")
 _CODE = re.compile(r"\{[^{}]*\}")
+_IS_SPACE = re.compile(r"\\(?=[Nnh])")
 _SPEAKER = re.compile(r"((?:\{[^{}]*\}|\s)*+[-–—]\s*+)(.*+)", re.DOTALL)  # begins a line of another speaker
 
 
@@ -136,5 +137,5 @@ def _event(text: str) -> Iterator[Part]:
 
 
 def _escaped(text: str) -> str:
-    """Returns a text without what would be a code."""
-    return text.replace("{", "(").replace("}", ")").replace("\n", " ")
+    """Returns a text without what would be a code; the format has no escapes."""
+    return _IS_SPACE.sub("/", text).replace("{", "(").replace("}", ")")

@@ -36,14 +36,27 @@ def is_software(path: Path) -> bool:
     return document_suffix(path) in SOFTWARE
 
 
-def read_document(path: Path) -> Document:
-    """Returns the document of a file, by its suffix; raises OSError as `documents.kinds.read_file`."""
+def read_document(path: Path, languages: tuple[str, str] = ("", "")) -> Document:
+    """Returns the document of a file, by its suffix.
+
+    Args:
+        path: The file.
+        languages: The tags of the languages of texts and of translations; empty where they are not known.
+
+    Raises:
+        OSError: As `documents.kinds.read_file`, or the file has other languages.
+    """
     suffix = document_suffix(path)
     limit = max(MAX_UNPACKED_BYTES, 10 * path.stat().st_size) if suffix in ARCHIVES else MAX_BYTES
     content = read_whole(path, limit + 1)
     if len(content) > limit:
         raise wrong_file(path, f"the file has more than {limit} bytes, the most of a document: split it")
-    return read_file(suffix, content, path)
+    document = read_file(suffix, content, path)
+    document.source_language = languages[0]
+    if problem := document.language_problem(languages):
+        advice = "give --source-language and --target-language or another model, or correct the file"
+        raise wrong_file(path, f"{problem}: {advice}")
+    return document
 
 
 class DocumentTranslation:
@@ -55,10 +68,11 @@ class DocumentTranslation:
     Args:
         path: The file.
         num_texts: The number of its texts when the run was planned.
+        languages: See `read_document`.
     """
 
-    def __init__(self, path: Path, num_texts: int) -> None:
-        document = self._document = read_document(path)
+    def __init__(self, path: Path, num_texts: int, languages: tuple[str, str] = ("", "")) -> None:
+        document = self._document = read_document(path, languages)
         self._path, self._num_texts = path, num_texts
         self._is_software = is_software(path)
         self._parts: deque[Part] = deque()  # read and not yet written

@@ -139,20 +139,23 @@ def check_formats(inputs: Sequence[Path], output: str | None, *, is_text: bool =
     return output
 
 
-def split_into_shards(path: Path, name: str, shard_lines: int) -> list[Shard]:
+def split_into_shards(
+    path: Path, name: str, shard_lines: int, languages: tuple[str, str] = ("", "")
+) -> list[Shard]:
     """Reads an input once, and returns its shards.
 
     Args:
         path: The input.
         name: The name of its shards, to which their numbers are appended.
         shard_lines: The largest number of lines of a shard.
+        languages: See `read_document`.
 
     Raises:
-        OSError: The file cannot be read.
+        OSError: The file cannot be read, or is a document in other languages.
         JobError: It is not a file of Parquet, as its name says.
     """
     if document_suffix(path):
-        num_texts = sum(len(part.segments) for part in read_document(path).parts())
+        num_texts = sum(len(part.segments) for part in read_document(path, languages).parts())
         return [Shard(name, str(path), 0, num_texts, 0)]
     starts = _row_starts(path, shard_lines) if format_of(path) == PARQUET else _line_starts(path, shard_lines)
     num_digits = max(5, len(str(len(starts))))  # so that the names sort by their numbers
@@ -190,7 +193,8 @@ class Reader:
     there. Otherwise all that comes before would be decompressed again.
     """
 
-    def __init__(self, text_field: str) -> None:
+    def __init__(self, text_field: str, languages: tuple[str, str] = ("", "")) -> None:
+        self._languages = languages
         self._field = text_field
         self._path = ""
         self._stream: BinaryIO | None = None
@@ -207,7 +211,7 @@ class Reader:
         try:
             kind = format_of(Path(shard.input))
             if kind == DOCUMENT:
-                document = DocumentTranslation(Path(shard.input), shard.num_lines)
+                document = DocumentTranslation(Path(shard.input), shard.num_lines, self._languages)
                 return Lines([], None, set(), document)
             return self._read_rows(shard) if kind == PARQUET else self._read_lines(shard)
         except BaseException:
@@ -310,14 +314,14 @@ class Writer:
         target_field: The name of the new field; its score is in the field with `_score` appended.
         num_hypotheses: The number of hypotheses. Several are in the field with `_hypotheses` appended; in
             text, each has a line.
-        language: The tag of the targets' language, for documents; empty if it is not known.
+        languages: The tags of the languages of texts and targets, for documents; empty if they are not known.
     """
 
     folder: Path
     format: str
     target_field: str
     num_hypotheses: int = 1
-    language: str = ""
+    languages: tuple[str, str] = ("", "")
 
     def path(self, shard: Shard) -> Path:
         """Returns the file of a shard. It is there if the shard is done."""
@@ -336,7 +340,7 @@ class Writer:
     def begin(self, lines: Lines) -> None:
         """Begins a shard; raises JobError if records already have a field of a new name."""
         if lines.document is not None:
-            lines.document.begin(self.language)
+            lines.document.begin(self.languages[1])
         for name in self._names:
             if self.format in (JSONL, PARQUET) and name in lines.names:
                 raise JobError(f"an input already has a field {name!r}: choose another --target-field")

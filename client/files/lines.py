@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from seq2seq_serve.client.wire import MAX_REQUEST_BYTES
-from seq2seq_serve.documents.segments import COMPRESSED, wrong_file
+from seq2seq_serve.documents.segments import COMPRESSED, check_is_text, wrong_file
 
 STANDARD = Path("-")
 MAX_LINE_BYTES = 16 * 2**20  # four times the most of a request
@@ -66,7 +66,7 @@ def read_lines(stream: BinaryIO, path: Path, first_line: int = 0) -> Iterator[by
         first_line: The number of the line at which the stream stands, counted from 0.
 
     Raises:
-        WrongFile: The file is UTF-16 or damaged, or a line has more than `MAX_LINE_BYTES`.
+        WrongFile: The file is not text, UTF-16 or damaged, or a line has more than `MAX_LINE_BYTES`.
     """
     with _gzip_errors(path):
         for number in itertools.count(first_line + 1):
@@ -75,9 +75,16 @@ def read_lines(stream: BinaryIO, path: Path, first_line: int = 0) -> Iterator[by
                 return
             if len(line) > MAX_LINE_BYTES:
                 raise wrong_file(path, f"line {number} has more than {MAX_LINE_BYTES} bytes")
-            if number == 1 and line.startswith(_UTF16_MARKS):
-                raise wrong_file(path, _UTF16)
+            if number == 1:
+                _check_begin(line, path)
             yield line
+
+
+def _check_begin(content: bytes, path: Path) -> None:
+    """Raises WrongFile if a file that begins so does not have lines of UTF-8."""
+    if content.startswith(_UTF16_MARKS):
+        raise wrong_file(path, _UTF16)
+    check_is_text(content, path)
 
 
 def text_of(line: bytes, *, is_first: bool) -> str:
@@ -151,8 +158,7 @@ def read_text(path: Path) -> str:
         OSError: The file cannot be read, is too large for a request, or is not UTF-8.
     """
     content = read_file(path)
-    if content.startswith(_UTF16_MARKS):
-        raise wrong_file(path, _UTF16)
+    _check_begin(content, path)
     try:
         return content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from seq2seq_serve.documents.segments import wrong_file
-from seq2seq_serve.protos.languages import is_same_language
+from seq2seq_serve.protos.languages import is_same_language, standard_tag
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
 
 _MAX_NAMED = 20  # languages of an error
@@ -41,6 +41,12 @@ def languages_of(options: GenerateOptions, model: Model) -> dict[str, str]:
         or (model.choices[name].default if name in model.choices else getattr(model, name))
         for name in ("source_language", "target_language")
     }
+
+
+def standard_languages(options: GenerateOptions, model: Model) -> tuple[str, str]:
+    """Returns the tags of the same languages as documents have them."""
+    source, target = map(standard_tag, languages_of(options, model).values())
+    return source, target
 
 
 class LanguagePair:

@@ -43,7 +43,12 @@ _log = logging.getLogger(__name__)
 
 
 def plan_run(
-    folder: Path, inputs: Sequence[Path], settings: dict[str, Any], shard_lines: int, advice: str
+    folder: Path,
+    inputs: Sequence[Path],
+    settings: dict[str, Any],
+    shard_lines: int,
+    advice: str,
+    languages: tuple[str, str] = ("", ""),
 ) -> Plan:
     """Returns the plan of an output folder, which is made and written if there is none.
 
@@ -53,6 +58,7 @@ def plan_run(
         settings: Everything else that the output depends on, as JSON has it.
         shard_lines: The largest number of lines of a shard.
         advice: How to start anew where the folder belongs to another run.
+        languages: The tags of the languages of texts and targets, as far as they are known.
 
     Raises:
         JobError: The folder belongs to another run, or an input cannot be read as what its name says.
@@ -64,7 +70,7 @@ def plan_run(
     for path, name in zip(inputs, names_of(inputs), strict=True):
         states[str(path)] = state_of(path, known.get(str(path)))
         if plan is None:
-            shards += split_into_shards(path, name, shard_lines)
+            shards += split_into_shards(path, name, shard_lines, languages)
     now = Plan(settings | {"shard_lines": shard_lines}, states)
     plan = plan or read_plan(folder)  # another command may have been faster
     if plan is None:

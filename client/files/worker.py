@@ -114,7 +114,7 @@ class Worker:
         self._writer, self._memory = files.writer, files.memory
         self._decoder = decoder
         self._report = report
-        self._reader = Reader(files.text_field)
+        self._reader = Reader(files.text_field, files.writer.languages)
         self._inputs = dict(files.inputs)  # with their times on this machine, as soon as a file was compared
         self._reading, self._collecting = asyncio.Lock(), asyncio.Lock()  # both in the order of the shards
         self._shards: asyncio.Queue[Iterator[Sequence[str | ClientError]]] = asyncio.Queue()

@@ -1,6 +1,6 @@
 import pytest
 
-from seq2seq_serve.bundle.placeholders import placeholders
+from seq2seq_serve.bundle.placeholders import is_kept, placeholders, with_spaces
 
 
 def found(text: str) -> list[str]:
@@ -41,3 +41,42 @@ def test_addresses_tags_and_variables_are_placeholders(text, expected):
 def test_the_time_is_linear_in_the_length_of_any_text(part):
     """Quadratic time would be minutes."""
     assert len(found(part * 200_000)) < 200_000
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        ("I <b>am</b> {a}", "{a} am <b>I</b>", True),
+        ("I <b>am</b>", "I</b>.<b>.", False),
+        ("I <b>am</b>", "I am <b></b>", False),
+        ("<b>I</b> <i>am</i>", "<b>I <i>am</b></i>", False),
+        ("<b><i>I</i></b>", "<i><b>I</b></i>", True),
+        ("I <b></b>am<br>", "<br>am <b></b>", True),
+        ("end</b> of <b>it", "it</b> of <b>", True),
+        ("{a} {a}", "{a}", False),
+        ("a", "{a}", False),
+    ],
+)
+def test_tags_of_a_target_are_in_pairs_as_in_the_source(source, target, expected):
+    assert is_kept(source, target) is expected
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        ("나는 {name}", "I{name}.", "I {name}."),
+        ("오늘은 %s 입니다 %1$s", "Today is%s%1$s.", "Today is %s %1$s."),
+        ("나는 <b>학생</b> 이다", "I<b>student</b>am", "I <b>student</b> am"),
+        ("{a} 은 {b} 의", "{a}is{b}", "{a} is {b}"),
+        ("파일{n} 개", "file{n}", "file{n}"),
+        ("나는 {name}", "({name})", "({name})"),
+        ("나는 {name} 은", "나{name}은 {name}은", "나{name}은 {name}은"),
+        ("a {b}", "日{b}本", "日{b}本"),
+        ("{a}{a} b", "{a}{a}c", "{a}{a} c"),
+        ("가 {a}", "{a}", "{a}"),
+        ("가", "a{b}", "a{b}"),
+    ],
+)
+def test_a_placeholder_has_the_spaces_of_its_source(source, target, expected):
+    """It was glued to the word before it."""
+    assert with_spaces(source, target) == expected

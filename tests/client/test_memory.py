@@ -147,3 +147,25 @@ def test_the_alignment_of_a_text_needs_the_text_to_be_decoded(run, capsys):
     with pytest.raises(SystemExit, match="2"):
         run("translate", "가", "--memory", "old.tmx", "--attention", "a.json")
     assert "--attention needs a text that is decoded: leave out --memory" in capsys.readouterr().err
+
+
+def test_a_translation_of_the_memory_with_other_placeholders_is_reported(run, tmp_path):
+    units = {"가 {a}": "one {b}", "나 &lt;b>다&lt;/b>": "two&lt;/b> &lt;b>", "라 {c}": "{c} three"}
+    tuvs = [
+        f'<tu><tuv xml:lang="ko"><seg>{one}</seg></tuv><tuv xml:lang="en"><seg>{other}</seg></tuv></tu>'
+        for one, other in units.items()
+    ]
+    (tmp_path / "new.tmx").write_text(
+        f'<tmx version="1.4"><header srclang="ko"/><body>{"".join(tuvs)}</body></tmx>'
+    )
+    (tmp_path / "in.po").write_text(
+        "".join(f'msgid "{text}"\nmsgstr ""\n\n' for text in ("가 {a}", "나 <b>다</b>", "라 {c}"))
+    )
+    flags = ["--input", "in.po", "--output", "out.po", "--memory", "new.tmx"]
+    code, _, err = run("translate", *flags)
+    assert (code, err[0]) == (0, "from the memory: 3 texts")
+    assert err[1].startswith("warning: text 1 and 1 more: the target has other placeholders than the source")
+    assert (tmp_path / "out.po").read_text().count("fuzzy") == 2
+    assert run("translate", *flags, "--overwrite", "--no-keep-placeholders")[2] == [
+        "from the memory: 3 texts"
+    ]

@@ -106,6 +106,43 @@ def test_xliff_gets_targets_with_their_elements(newline):
     assert 'state="translated">Empty %s<' in translated("a.xliff", content, same)[1]
 
 
+@pytest.mark.parametrize(
+    "target",
+    [
+        "",
+        "<target/>",
+        '<target><mrk mtype="seg" mid="0"></mrk><mrk mid="1" mtype="seg"/></target>',
+        '<target state="new"><mrk mtype="seg" mid="0">One</mrk></target>',
+    ],
+)
+def test_a_unit_in_segments_gets_a_target_in_segments(target):
+    """Empty ones were taken for a translation, and others got a target without segments."""
+    source = (
+        '<seg-source><mrk mtype="seg" mid="0">One <mrk mtype="x">b</mrk> c.</mrk> <mrk mtype="seg" mid="1">'
+        '<mrk mtype="protected">X</mrk> two <g id="1">three</g></mrk></seg-source>'
+    )
+    before = '<xliff version="1.2"><trans-unit id="1"><source>One b c. X two three</source>' + source
+    content = f"{before}{target}</trans-unit></xliff>"
+    texts, written = translated("a.xlf", content, capitals)
+    assert texts == ["One b c.", "X two three"]
+    _, _, found = written.partition("</seg-source>")
+    expected = source.replace("seg-source", "target").replace("One", "ONE").replace(">b<", ">B<")
+    expected = expected.replace("c.", "C.").replace("two", "TWO").replace("three", "THREE")
+    state = ' state="translated"' if target else ""
+    assert found == expected.replace("<target", f"<target{state}") + "</trans-unit></xliff>"
+
+
+def test_a_new_target_is_not_approved():
+    unit = '<trans-unit id="1" approved="{}" x="y"><source>One</source>{}</trans-unit>'
+    unit = f'<xliff version="1.2">{unit}</xliff>'
+    for approved in ("yes", "no"):
+        written = translated("a.xlf", unit.format(approved, "<target/>"), capitals)[1]
+        assert "approved" not in written
+        assert '<trans-unit id="1" x="y">' in written
+    done = unit.format("yes", "<target>Eins</target>")
+    assert translated("a.xlf", done, capitals) == ([], done)
+
+
 def test_a_target_stands_beside_its_source_and_not_in_an_alternative():
     begin = "<xliff><trans-unit><source>Hi there</source>"
     end = "<alt-trans><source>Hi</source><target>Hallo</target></alt-trans></trans-unit></xliff>"

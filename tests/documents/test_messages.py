@@ -85,12 +85,20 @@ def test_a_message_without_flags_gets_a_line_for_them():
         ("See $t(a.b)", "Sieh $T(a.b)", True),
         ("{n, number} b", "{n} b", True),
         ("See https://a.de/b", "Sieh https://a.de", True),
+        ("I <b>am</b>", "Ich <b>bin</b>", False),
+        ("I <b>am</b>", "Ich</b>.<b>.", True),
     ],
 )
 def test_a_message_is_fuzzy_without_its_placeholders(message, target, is_fuzzy):
     answer = GenerateResponse(hypotheses=[Hypothesis(text=target)])
     content = f'msgid "{message}"\nmsgstr ""\n'
     assert ("fuzzy" in translated("a.po", content, lambda _: answer)[1]) is is_fuzzy
+
+
+def test_a_placeholder_is_not_glued_to_a_word_where_the_message_has_a_space():
+    answer = GenerateResponse(hypotheses=[Hypothesis(text="I{name}.")])
+    written = translated("a.po", 'msgid "나는 {name}"\nmsgstr ""\n', lambda _: answer)[1]
+    assert written == 'msgid "나는 {name}"\nmsgstr "I {name}."\n'
 
 
 @pytest.mark.parametrize("forms", ["1", "6", "0002"])

@@ -1,11 +1,15 @@
 """Pages of HTML as they are written by hand and by programs: everything but the texts stays, byte by byte."""
 
+import random
+import re
 from pathlib import Path
 
 import pytest
 
 from seq2seq_serve.documents.page import HtmlDocument
-from tests.documents.answers import backwards, capitals, translated
+from seq2seq_serve.documents.segments import WrongFile
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
+from tests.documents.answers import aligned, backwards, capitals, translated
 
 
 @pytest.mark.parametrize(
@@ -93,6 +97,76 @@ def test_a_page_keeps_its_encoding(before, encoding):
     assert b"ONE" not in document.content()
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("<p>금요일".encode("euc-kr"), "UTF-8: byte 4 is wrong: name its own in a <meta charset=…>, or"),
+        ("<meta charset=utf-8>금".encode("euc-kr"), "UTF-8: byte 21 is wrong"),
+        ("<meta charset=x-none>금".encode("euc-kr"), "UTF-8: byte 22 is wrong"),
+        ("\ufeff금".encode()[:-1], "UTF-8: byte 4 is wrong"),
+        (b"<meta charset=euc-kr>\xff", "CP949: byte 22 is wrong"),
+        ("<p>a".encode("utf-16") + b"\x00\xd8", "UTF-16: byte 11 is wrong"),
+    ],
+)
+def test_a_page_in_another_encoding_than_it_says_is_refused(content, message):
+    """It was read in Windows-1252, and its letters were translated."""
+    with pytest.raises(WrongFile) as caught:
+        HtmlDocument(content, Path("a.html"))
+    assert caught.value.strerror.startswith(f"the file is not {message}")
+
+
+@pytest.mark.parametrize(
+    ("page", "text", "same", "turned", "lost"),
+    [
+        (
+            "<p>one<sup>[1]</sup> two</p>",
+            "one[1] two",
+            "<p>ONE<sup>[1]</sup> TWO</p>",
+            "<p>TWO ONE<sup>[1]</sup></p>",
+            "<p>X <sup>[1]</sup></p>",
+        ),
+        (
+            "<p>one <a href=x id=y>[1]</a> two <span>1,200</span></p>",
+            "one [1] two 1,200",
+            "<p>ONE <a href=x id=y>[1]</a> TWO <span>1,200</span></p>",
+            "<p><span>1,200</span> TWO <a href=x id=y>[1]</a> ONE</p>",
+            "<p>X <a href=x id=y>[1]</a> <span>1,200</span></p>",
+        ),
+        (
+            "<p>one <b><i>5</i></b> two",
+            "one 5 two",
+            "<p>ONE <b><i>5</i></b> TWO",
+            "<p>TWO <b><i>5</i></b> ONE",
+            "<p>X<b> <i>5</i></b>",
+        ),
+        (
+            "<p>H<sub>2</sub>O <b>2</b><i>nd</i> is",
+            "H2O 2nd is",
+            "<p>H<sub>2</sub>O <b>2</b><i>ND</i> IS",
+            "<p>IS <b>2</b><i>ND</i> H<sub>2</sub>O",
+            "<p>X",
+        ),
+        (
+            "<ruby>one<rp>(</rp><rt> two</rt><rp>)</rp></ruby>",
+            "one two",
+            "<ruby>ONE<rp>(</rp> <rt>TWO</rt><rp>)</rp></ruby>",
+            None,
+            None,
+        ),
+    ],
+)
+def test_an_element_without_letters_stays_within_its_sentence(page, text, same, turned, lost):
+    assert translated("a.html", page, capitals) == ([text], same)
+    for translate, written in ((backwards, turned), (aligned("X", "0"), lost)):
+        assert written is None or translated("a.html", page, translate)[1] == written
+
+
+def test_letters_of_korean_windows_are_read_in_a_page_of_euc_kr():
+    content = "<meta charset=euc-kr><p>똠".encode("cp949")
+    [segment] = HtmlDocument(content, Path("a.html")).segments
+    assert segment.text == "똠"
+
+
 def test_letters_that_an_encoding_lacks_are_written_as_numbers():
     document = HtmlDocument(b"<meta charset=latin1><p>one</p>", Path("a.html"))
     document.segments[0].translate(capitals("금"))
@@ -153,3 +227,73 @@ def test_the_language_of_a_page_becomes_that_of_its_translation(before, after):
     assert document.content().decode() == before
     document.target_language = "pt-BR"
     assert document.content().decode() == after
+
+
+@pytest.mark.parametrize(
+    ("page", "target", "links", "written"),
+    [
+        (
+            "one <a href=a>two</a> <a href=b>three</a> <a href=c>four</a> <a href=d>five</a>",
+            "A B C",
+            "0 0 1",
+            "<a href=c>A</a> <a href=b>B</a> <a href=a>C</a>",
+        ),
+        (
+            "<p>one <a href=a>two</a> <a href=b>three</a></p>",
+            "A B C",
+            "0 0 1",
+            "<p>A <a href=b>B</a> <a href=a>C</a></p>",
+        ),
+        (
+            "<li>one<a name=n></a><a href=u><br/>1</a></li>",
+            "A B",
+            "0 0",
+            "<li>A B<a name=n></a><a href=u><br/>1</a></li>",
+        ),
+    ],
+)
+def test_a_link_has_a_word_of_the_target_if_there_are_enough(page, target, links, written):
+    assert translated("a.html", page, aligned(target, links))[1] == written
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_no_link_is_lost_while_there_are_words_and_no_empty_element_ever(seed):
+    chance = random.Random(seed)
+    number = 0
+
+    def inside(depth: int, is_linked: bool) -> str:
+        nonlocal number
+        parts = list[str]()
+        for _ in range(chance.randint(1, 5)):
+            kind = chance.choice(["word", "word", "link", "anchor", "bold", "break", "fixed"])
+            number += 1
+            if kind == "link" and not is_linked:
+                parts.append(f"<a href=u{number}>w{number} {inside(depth + 1, True)}</a>")
+            elif kind == "anchor":
+                parts.append(f"<a name=n{number}></a>" if not is_linked else f"<span id=n{number}></span>")
+            elif kind == "bold" and depth < 3:
+                parts.append(f"<b>{inside(depth + 1, is_linked)}</b>")
+            elif kind == "break":
+                parts.append("<br/>")
+            elif kind == "fixed":
+                parts.append("<code>x</code>")
+            else:
+                parts.append(f"word{number}")
+        return chance.choice(["", " "]).join(parts)
+
+    page = f"<p>{inside(0, False)}</p>"
+    num_words = list[int]()
+
+    def translate(text: str) -> GenerateResponse:
+        num_sources, num_targets = len(text.split()), chance.randint(1, 6)
+        num_words.append(num_targets)
+        links = " ".join(str(chance.randrange(num_sources)) for _ in range(num_targets))
+        return aligned(" ".join(f"T{place}" for place in range(num_targets)), links)(text)
+
+    written = translated("a.html", page, translate)[1]
+    for tag in re.findall(r"<(?:a name|span id)=n\d+></\w+>|<br/>", page):
+        assert written.count(tag) == page.count(tag)
+    if "<br/>" not in page and "<code" not in page and num_words:
+        hrefs = re.findall("href=u", page)
+        assert len(re.findall("href=u", written)) >= min(len(hrefs), num_words[0])
+    assert written.count("<a ") == written.count("</a>")

@@ -83,7 +83,7 @@ def test_a_target_is_not_a_reference_of_android(target):
     answer = GenerateResponse(hypotheses=[Hypothesis(text=target)])
     texts, written = translated("a.xml", content, lambda _: answer)
     assert texts == ["@ami ?"]
-    escaped = target.replace("@", r"\@").replace("?", r"\?")
+    escaped = target.strip().replace("@", r"\@").replace("?", r"\?")
     assert written == f"<resources><string>{escaped}</string></resources>"
 
 

@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from seq2seq_serve import __version__
 from seq2seq_serve.documents.kinds import FILES
 from seq2seq_serve.documents.segments import LETTER
+from seq2seq_serve.protos.languages import standard_tag
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.service.calls import RemoteCall
 from seq2seq_serve.server.service.fair_thread import YieldPoint
@@ -107,6 +108,9 @@ async def translate_file(
         await choose_routes([file.text], fields, call)
         content = file.content
         if file.text.route is not None:
+            languages = standard_tag(file.text.route.source), standard_tag(file.text.route.target)
+            if problem := file.document.language_problem(languages):
+                raise InvalidRequest(f"{problem}: send other languages, or correct the file", field=FILE)
             refused: list[InvalidRequest] = []
             await run(file.text.jobs, file.text.route, call, terms=fields.terms, refused=refused)
             if len(refused) == len(file.text.jobs):

@@ -94,7 +94,7 @@ async def read_texts(fields: Fields, call: RemoteCall, held: ExitStack) -> list[
 
     def read(checkpoint: YieldPoint) -> list[Text]:
         contents = [text.encode() for text in fields.texts]
-        _refuse_wrong(lambda: check_marks(contents, Path("q"), _MAX_HTML_MARKS), "q")
+        _refuse_wrong(lambda: check_marks(contents, Path("q"), _MAX_HTML_MARKS, what="the texts have"), "q")
         texts = []
         for place, content in enumerate(contents):
             checkpoint()

@@ -69,6 +69,52 @@ def test_a_file_that_cannot_be_read_is_reported_and_the_others_go_on(run, tmp_pa
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.txt"]
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("in/missing.html", "in/missing.html: No such file or directory"),
+        ("in/missing", "in/missing: No such file or directory"),
+        ("in/a.xul", "in/a.xul: the kind .xul is not known"),
+        ("in/a.parquet", "in/a.parquet is a table"),
+        ("in/folder.md", "in/folder.md is not a file"),
+        ("in/folder", "in/folder: Is a directory"),
+    ],
+)
+def test_a_file_that_is_missing_or_unknown_is_reported_and_the_others_go_on(
+    run, tmp_path, files, name, message
+):
+    for folder in ("folder", "folder.md"):
+        (tmp_path / "in" / folder).mkdir()
+    code, _, lines = run("translate", "--input", "in/a.txt", name, "in/a.json", "--to", "out")
+    assert (code, len(lines)) == (1, 1)
+    assert lines[0].startswith("error: ")
+    assert message in lines[0]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.json", "a.txt"]
+
+
+def test_an_input_without_texts_and_a_glossary_without_terms_are_reported(run, tmp_path, files):
+    for name in ("b.txt", "b.tsv"):
+        (tmp_path / "in" / name).write_text("")
+    (tmp_path / "in" / "b.html").write_text("<p>1</p>")
+    flags = ["--input", "in/a.txt", "in/b.txt", "in/b.html", "--to", "out"]
+    assert run("translate", *flags) == (
+        0,
+        "",
+        [f"warning: in/{name}: 0 texts" for name in ("b.txt", "b.html")],
+    )
+    code, _, lines = run("translate", "--input", "in/a.json", "--to", "other", "--glossary", "in/b.tsv")
+    assert (code, lines) == (0, ["warning: in/b.tsv: 0 terms"])
+
+
+@pytest.mark.parametrize("name", ["in/b", "in/b.txt", "in/b.jsonl", "in/b.json"])
+def test_an_archive_is_not_read_as_text(run, tmp_path, files, name):
+    (tmp_path / name).write_bytes(next(iter(FILES_OF_OFFICES.values()))())
+    code, _, lines = run("translate", "--input", name, "in/a.txt", "--to", "out")
+    assert (code, len(lines)) == (1, 1)
+    assert f"/{name}: the file is an archive (ZIP)" in lines[0]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.txt"]
+
+
 def test_a_text_that_fails_is_named_with_its_file(run, tmp_path, files):
     (tmp_path / "in" / "a.txt").write_text("x" * 99)
     (tmp_path / "in" / "a.json").write_text('["one", "{}"]'.format("x" * 99))
@@ -92,7 +138,8 @@ def test_a_text_that_fails_is_named_with_its_file(run, tmp_path, files):
         (["--to", "out"], "--to FOLDER is for the files of --input"),
         (["--input", "in/a.txt", "--to", "in/a.txt"], "--to in/a.txt is not a folder, and must be one"),
         (["--input", "in/a.txt", "in/a.txt.gz", "--to", "out"], "2 inputs would have the output out/a.txt"),
-        (["--input", "in/a.xul", "in/a.txt", "--to", "out"], "in/a.xul: the kind .xul is not known"),
+        (["--input", "in/a.xul", "--to", "out"], "in/a.xul: the kind .xul is not known"),
+        (["--input", "in/a.txt", "in/a.md", "--to", "out", "--json"], "--json and --num-hypotheses are for"),
     ],
 )
 def test_wrong_usage_is_one_line(run, capsys, files, flags, message):

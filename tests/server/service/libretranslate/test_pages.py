@@ -447,7 +447,7 @@ def test_the_language_of_html_is_that_of_its_texts(url):
 def test_html_with_too_many_tags_is_refused(url):
     status, answer = post(url, "/translate", q="<a>" * 30_000, source="ko", target="en", format="html")
     assert status == 400
-    assert "30000 tags and lines, and at most 20000 are read" in answer["error"]
+    assert "the texts have 30000 tags and lines, and at most 20000 are read" in answer["error"]
 
 
 SRT = b"1\n00:00:01,000 --> 00:00:02,000\nab <i>cd</i>\n\n2\n00:00:03,000 --> 00:00:04,000\nef\n"
@@ -492,6 +492,16 @@ def test_a_file_of_another_kind_than_its_name_says_is_refused(url):
         status, answer = translate_file(url, name, content)
         assert status == 400
         assert answer["error"].startswith("the file ")
+
+
+def test_a_file_in_other_languages_than_the_fields_is_refused(url):
+    unit = "<trans-unit><source>오늘은</source></trans-unit>"
+    for target, expected in (("de", 400), ("en-GB", 200)):
+        content = f'<xliff version="1.2"><file target-language="{target}">{unit}</file></xliff>'
+        status, answer = translate_file(url, "a.xlf", content.encode())
+        assert status == expected
+    assert status == 200
+    assert "error" not in answer
 
 
 def test_the_url_of_a_file_is_that_of_the_proxy(url):
