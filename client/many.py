@@ -63,7 +63,8 @@ class PendingText(Generic[Request]):
         request: What to send; None for a text that is blank, in the memory, or cannot be sent.
         kind: It shares calls with others of this kind; None for a text that needs a call of its own.
         ticket: Position among all sent texts, counted at the last time that this one was sent.
-        is_moved: Whether it was sent again at once, because a server ended the call that it shared.
+        has_shared: Whether it shared the last call in which it was sent.
+        is_moved: Whether it was sent again at once, because a server ended such a call.
         num_failures: The number of failures that this text may have caused.
         result: Is set when the text is done.
     """
@@ -73,6 +74,7 @@ class PendingText(Generic[Request]):
     request: Request | None = None
     kind: Hashable | None = None
     ticket: int = 0
+    has_shared: bool = False
     is_moved: bool = False
     num_failures: int = 0
     result: Translated | None = None
@@ -188,6 +190,9 @@ class Dispatcher(Generic[Request]):
                 together = latest[text.kind] = []
                 calls.append(together)
             together.append(text)
+        for call in calls:
+            for text in call:
+                text.has_shared = len(call) > 1
         return calls
 
     def seconds_to_wait(self) -> float | None:
@@ -302,7 +307,7 @@ class Dispatcher(Generic[Request]):
             isinstance(outcome, ClientError)
             and outcome.code == "UNAVAILABLE"
             and outcome.retry_after_seconds is None
-            and text.kind is not None
+            and text.has_shared
             and not text.is_moved
         )
 
