@@ -388,8 +388,8 @@ def _add_transcribe(command: Callable[..., argparse.ArgumentParser]) -> None:
         "--file-type",
         default="",
         metavar="TYPE",
-        help="the type of 16-bit samples without a header, such as 'audio/pcm; rate=16000; channels=2' "
-        "(little-endian) or 'audio/L16; rate=16000' (big-endian)",
+        help="the type of samples without a header, such as 'audio/pcm; rate=16000; channels=2' (16 bits, "
+        "little-endian), 'audio/L16; rate=16000' (big-endian), audio/pcmu (mu-law) or audio/pcma (A-law)",
     )
     add(
         "--rate",

@@ -139,7 +139,8 @@ def transcribe(
         return
     with opened(options.file) as stream:
         in_parts = partial(transcribe_parts, connect, model.name, options, generate_options, stream)
-        if options.output != STANDARD:
+        # Only a stream takes the encodings of telephones.
+        if options.output != STANDARD or options.form.encoding not in ("file", "pcm_s16"):
             in_parts()
             return
         content = stream.read(_MAX_FILE_BYTES + 1)

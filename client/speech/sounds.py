@@ -32,6 +32,8 @@ _OPUS_RATE = 48_000
 _HEADERS = (b"RIFF", b"RF64", b"fLaC", b"OggS", b"ID3", b"\x1aE\xdf\xa3", b"#!AMR", b"FORM")
 _KIND_BYTES = 8  # that show whether a stream has a header
 _RAW_TYPES = {"audio/pcm": "little-endian", "audio/l16": "big-endian"}
+_TELEPHONE_TYPES: dict[str, Encoding] = {"audio/pcmu": "mulaw", "audio/pcma": "alaw"}  # RFC 3551
+_TELEPHONE_RATE = 8_000
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,9 @@ class SoundForm:
     @property
     def frame_bytes(self) -> int:
         """The bytes of a sample of all channels; 1 for a sound with a header."""
-        return 1 if self.encoding == "file" else _SAMPLE_BYTES * self.num_channels
+        if self.encoding == "file":
+            return 1
+        return (_SAMPLE_BYTES if self.encoding == "pcm_s16" else 1) * self.num_channels
 
 
 @dataclass(frozen=True)
@@ -75,22 +79,27 @@ def form_of_type(file_type: str) -> SoundForm:
     """Returns the form of samples without a header from their media type; that of a file for other types.
 
     Raises:
-        ValueError: The type does not describe samples of 16 bits.
+        ValueError: The type does not describe the samples.
     """
     kind, *parameters = (part.strip() for part in file_type.lower().split(";"))
-    if kind not in _RAW_TYPES:
+    if kind not in _RAW_TYPES and kind not in _TELEPHONE_TYPES:
         return SoundForm()
-    given = {"channels": "1", "endianness": _RAW_TYPES[kind]}
+    given = {"channels": "1", "endianness": _RAW_TYPES.get(kind, "")}
+    if kind in _TELEPHONE_TYPES:
+        given["rate"] = str(_TELEPHONE_RATE)
     for parameter in parameters:
         name, _, value = parameter.partition("=")
         given[name.strip()] = value.strip(' "')
     rate, channels = given.pop("rate", ""), given.pop("channels")
     order = given.pop("endianness")
-    if given or order not in _RAW_TYPES.values() or not (rate.isdecimal() and channels.isdecimal()):
+    orders = _RAW_TYPES.values() if kind in _RAW_TYPES else ("",)
+    if given or order not in orders or not (rate.isdecimal() and channels.isdecimal()):
         raise ValueError(
             f"the file type is {file_type!r}, and must be {kind} with rate=NUMBER and, if you like, "
             "channels=NUMBER and endianness=little-endian or big-endian"
         )
+    if kind in _TELEPHONE_TYPES:
+        return SoundForm(_TELEPHONE_TYPES[kind], int(rate), int(channels))
     return SoundForm("pcm_s16", int(rate), int(channels), order == "big-endian")
 
 

@@ -122,3 +122,9 @@ def test_several_hypotheses_are_of_a_whole_sound(run):
     assert "0.64 is the limit" in err
     flags = ("--beam-size", "2", "--num-hypotheses", "2", "--long-source", "truncate")
     assert len(run("speech.wav", *flags)[1].splitlines()) == 2
+
+
+def test_samples_of_telephones_are_sent_as_a_stream(run):
+    """They were bytes of a file without channels."""
+    code, _, err = run("--file-type", "audio/pcmu", "-", stdin=bytes(8000))
+    assert (code, err) == (0, [])

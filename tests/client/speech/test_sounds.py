@@ -45,6 +45,8 @@ async def all_of(chunks) -> bytes:
         ('Audio/PCM;rate="8000"; channels=2', SoundForm("pcm_s16", 8_000, 2)),
         ("audio/L16; rate=8000", SoundForm("pcm_s16", 8_000, is_swapped=True)),
         ("audio/L16; rate=8000; endianness=little-endian", SoundForm("pcm_s16", 8_000)),
+        ("audio/PCMU", SoundForm("mulaw", 8_000)),
+        ("audio/pcma; rate=16000; channels=2", SoundForm("alaw", 16_000, 2)),
     ],
 )
 def test_a_media_type_is_a_form(file_type, form):
