@@ -36,7 +36,7 @@ from rapidfuzz.distance import Levenshtein
 
 from benchmarks.flags import positive
 from benchmarks.hardware import describe_hardware
-from benchmarks.live_peers import processor_seconds, whisper_live, whisper_streaming
+from benchmarks.live_peers import whisper_live, whisper_streaming
 from benchmarks.quality.lost_speech import Plan, as_spoken, speak, words
 from benchmarks.report import bar, command, markdown, publish
 from benchmarks.serving import serving
@@ -233,10 +233,10 @@ def _lag(sounds: Sequence[Sound], options: argparse.Namespace) -> list[dict[str,
     rows = []
     for number in map(int, options.streams.split(",")):
         with serving(options.bundle, ["--precision", options.precision, "--provider", "cpu"]) as server:
-            before = processor_seconds(server.process.pid)
+            before = server.cpu_seconds()
             began = time.monotonic()
             lags, texts, heard = asyncio.run(_play(sounds, number, server.address))
-            used = processor_seconds(server.process.pid) - before
+            used = server.cpu_seconds() - before
         heard_seconds = sum(sound.seconds for sound in heard)
         rows.append(
             {
@@ -291,9 +291,9 @@ async def _play(
 def _beside(sounds: Sequence[Sound], options: argparse.Namespace) -> dict[str, Any]:
     """Returns the tokens/s of files alone and beside streams, and the processors that the streams take."""
     with serving(options.bundle, ["--precision", options.precision, "--provider", "cpu"]) as server:
-        before, began = processor_seconds(server.process.pid), time.monotonic()
+        before, began = server.cpu_seconds(), time.monotonic()
         lags, _, heard = asyncio.run(_play(sounds, _STREAMS_BESIDE, server.address))
-        num_taken = (processor_seconds(server.process.pid) - before) / (time.monotonic() - began)
+        num_taken = (server.cpu_seconds() - before) / (time.monotonic() - began)
         play_seconds = max(sound.seconds for sound in heard)
 
         async def both() -> tuple[tuple[list[float], list[str], list[Sound]], float]:

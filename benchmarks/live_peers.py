@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import time
@@ -16,7 +15,7 @@ import numpy as np
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from benchmarks.serving import free_ports
+from benchmarks.serving import cpu_seconds, free_ports
 from seq2seq_serve.bundle.audio import SAMPLE_RATE, Samples
 
 _CHUNK_SECONDS = 0.25
@@ -26,12 +25,6 @@ _SERVER = """
 from whisper_live.server import TranscriptionServer
 TranscriptionServer().run("127.0.0.1", {port}, "faster_whisper", {weights!r}, single_model=True)
 """
-
-
-def processor_seconds(process_id: int) -> float:
-    """Returns the processor time of a process and its children (Linux)."""
-    fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def whisper_streaming(sounds: Sequence[Samples], weights: Path, precision: str) -> tuple[list[str], float]:
@@ -115,9 +108,9 @@ def whisper_live(sounds: Sequence[Samples], weights: Path, python: Path) -> tupl
         try:
             with _connected(port):  # loads the model
                 pass
-            before = processor_seconds(server.pid)
+            before = cpu_seconds(server.pid)
             texts = [_said(sound, port) for sound in sounds]
-            used = processor_seconds(server.pid) - before
+            used = cpu_seconds(server.pid) - before
         finally:
             server.send_signal(signal.SIGKILL)
     return texts, used

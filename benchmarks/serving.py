@@ -25,6 +25,13 @@ _READY_SECONDS, _STOP_SECONDS = 120.0, 60.0
 _KEPT_SECONDS = 1.0  # for which the server answers scrapes with the same samples
 
 
+def cpu_seconds(process_id: int) -> float:
+    """Returns the processor time that a process has used so far, on all cores; Linux only."""
+    # The 12th and 13th field after the command's name in parentheses: user and system time (proc(5)).
+    fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @dataclass
 class RunningServer:
     """A running server process and its addresses.
@@ -65,10 +72,8 @@ class RunningServer:
         return self.process.wait(_STOP_SECONDS)
 
     def cpu_seconds(self) -> float:
-        """Returns the processor time that the process has used so far, on all cores; Linux only."""
-        # The 12th and 13th field after the command's name in parentheses: user and system time (proc(5)).
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """Returns `cpu_seconds` of the process."""
+        return cpu_seconds(self.process.pid)
 
     def num_threads(self) -> int:
         """Returns the current number of threads of the process; Linux only."""

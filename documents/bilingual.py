@@ -247,7 +247,7 @@ class _Bilingual(Document):
 
 
 class _Segments(Content):
-    """What is inside a text of XLIFF 1.2, whose segments are texts of their own. Owned by an entry."""
+    """The content of a text of XLIFF 1.2; each of its segments is a text of its own. Owned by an entry."""
 
     def __init__(self, flows: Flows, names: Names) -> None:
         super().__init__(flows, names)

@@ -141,7 +141,7 @@ class HtmlDocument(Document):
             self._flows.add_text(text, unescaped(text))
 
     def _add_without_letters(self, markup: str, name: str, place: int) -> int:
-        """Adds an element within a sentence that has no letters, such as a number, as it is.
+        """Keeps an element without letters within a sentence, such as a number.
 
         Returns the place after it; 0 if the element is not one. A part of a word, as in H₂O, is not.
         """
@@ -194,7 +194,7 @@ class HtmlDocument(Document):
         self._add_attributes(markup, partial(setattr, tag, "open"), name, values)
 
     def _is_kept(self, name: str, values: Mapping[str, re.Match[str]]) -> bool:
-        """Whether the texts of an element stay. What a whole page says of its language is often wrong."""
+        """Whether the document keeps the texts of an element. The `lang` of a whole page is often wrong."""
         is_foreign = name not in ("html", "body") and _is_foreign(values, self.source_language)
         return is_foreign or _is_untranslated(values)
 

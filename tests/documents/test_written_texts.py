@@ -1,4 +1,4 @@
-"""What a document is written with, a program that reads its kind gets back: any text, in any kind."""
+"""Documents of every kind hold any text: a program that reads the kind gets the same text back."""
 
 from pathlib import Path
 from xml.etree import ElementTree

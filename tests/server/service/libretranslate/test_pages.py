@@ -487,7 +487,7 @@ def test_placeholders_are_kept_in_documents_of_programs(served, url, name, is_ke
 
 
 def test_a_file_of_another_kind_than_its_name_says_is_refused(url):
-    """What is found while it is read was an error of the server."""
+    """Faults of a document that its reader finds later were answered as errors of the server."""
     for name, content in (("a.json", b'{"a": '), ("a.po", b"nothing"), ("a.xlf", b"<a/>")):
         status, answer = translate_file(url, name, content)
         assert status == 400

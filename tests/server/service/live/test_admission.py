@@ -59,7 +59,7 @@ async def test_each_core_has_a_place():
 
 
 async def test_callers_take_turns_and_the_lowest_priority_goes_first():
-    """Of a caller with one stream beside one with forty, two in a hundred decodings were that stream's."""
+    """A caller with one stream got two in a hundred decodings beside a caller with forty streams."""
     line, order = DecodingLine(1), list[str]()
     many = [Turn(line, "many") for _ in range(6)]
     await settle()
