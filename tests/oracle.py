@@ -296,14 +296,10 @@ class Terms:
         return min(going_on - max(gains), ending)
 
     def wanted(self, target: Sequence[int]) -> set[int]:
-        """The tokens that continue the rest of a target, or begin a missing term after it."""
-        missing, rest = self.read(target, has_ended=False)
-        before = target[: len(target) - len(rest)]
-        wanted = {ids[0] for _, ids, _ in self._open(missing, target)}
-        for _, ids, _ in self._open(missing, before):
-            if rest and rest == ids[: len(rest)]:
-                wanted.update(ids[len(rest) : len(rest) + 1])
-        return wanted
+        """The tokens after which a target ends with a spelling of a missing term, or the beginning of one."""
+        spellings = [spelling for term in self.terms for spelling in term.spellings]
+        ids = {token_id for spelling in spellings for token_id in spelling.token_ids}
+        return {token_id for token_id in ids if self.read([*target, token_id], has_ended=False)[1]}
 
     def repeats(self, target: list[int]) -> bool:
         """Whether the end of a target is a spelling of a term that it must not have again.

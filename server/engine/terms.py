@@ -96,9 +96,9 @@ class Progress:
 
     @property
     def wanted(self) -> dict[int, int]:
-        """The tokens that begin a missing term, or continue the one that the target has begun.
+        """The tokens after which the target has begun a term, as this one may have.
 
-        They are in order, with the fewest tokens that complete all terms after each of them.
+        With the fewest tokens that complete all terms after each of them.
         """
         if self._wanted is None:  # few of the progresses that are ranked go on
             self._wanted = self.terms.wanted(self)
@@ -184,34 +184,19 @@ class RequiredTerms:
 
     def left_after(self, progress: Progress, token_ids: Iterable[int]) -> list[int]:
         """Returns the fewest tokens that complete all terms after each of some next tokens."""
-        ids, advance, bytes_of = self._ids, self.advance, self._bytes_of
-        other = going_on = self._left_after_other(progress, goes_on=False)
+        wanted = progress.wanted
+        other = going_on = self._decided_wholly(progress, goes_on=False).num_missing_tokens
         if self._has_word_ends:
-            going_on = self._left_after_other(progress, goes_on=True)
+            going_on = self._decided_wholly(progress, goes_on=True).num_missing_tokens
         if going_on == other:
-            return [
-                advance(progress, token_id).num_left if token_id in ids else other for token_id in token_ids
-            ]
+            return [wanted.get(token_id, other) for token_id in token_ids]
         return [
-            advance(progress, token_id).num_left
-            if token_id in ids
-            else (going_on if begins_inside(bytes_of(token_id)) else other)
-            for token_id in token_ids
+            wanted.get(token_id, going_on if self._goes_on(token_id) else other) for token_id in token_ids
         ]
 
-    def _left_after_other(self, progress: Progress, *, goes_on: bool) -> int:
-        """Returns the fewest tokens that complete all terms after a token of none.
-
-        It `goes_on` if it continues the last word.
-        """
-        while progress.settled is not None:
-            number = self._whole(
-                progress.missing, progress.begun, is_after_break=progress.is_after_break, goes_on=goes_on
-            )
-            if number is not None:
-                return progress.num_missing_tokens - self._costs[number]
-            progress = progress.settled
-        return progress.num_missing_tokens
+    def _goes_on(self, token_id: int) -> bool:
+        """Returns whether a token continues the last word, and that matters."""
+        return self._has_word_ends and begins_inside(self._bytes_of(token_id))
 
     def _forget(self) -> None:
         """Drops what was found. Rows keep their progress."""
@@ -234,7 +219,7 @@ class RequiredTerms:
                     is_after_break=not self._has_breaks or opens(self._bytes_of(token_id)),
                 )
                 break
-            progress = self._decided(progress, token_id)
+            progress = self._decided(progress, goes_on=self._goes_on(token_id))
         for before, begun in reversed(going_on):
             found = self._progress(
                 before.missing,
@@ -259,9 +244,12 @@ class RequiredTerms:
         is_open = any(self._open(progress.missing, begun, is_after_break=progress.is_after_break))
         return begun if is_open else None
 
-    def _decided(self, progress: Progress, token_id: int) -> Progress:
-        """Returns the progress of a target if what it has begun does not go on, before the next token."""
-        number = self._ended(progress, token_id)
+    def _decided(self, progress: Progress, *, goes_on: bool) -> Progress:
+        """Returns the progress of a target if what it has begun does not go on, before the next token.
+
+        That token `goes_on` if it continues the last word.
+        """
+        number = self._ended(progress, goes_on=goes_on)
         if number is None:
             assert progress.settled is not None
             return progress.settled
@@ -272,14 +260,16 @@ class RequiredTerms:
             is_after_break=not self._has_breaks or opens(self._bytes_of(self.tail(progress)[-1])),
         )
 
-    def _ended(self, progress: Progress, token_id: int) -> int | None:
+    def _decided_wholly(self, progress: Progress, *, goes_on: bool) -> Progress:
+        """Returns the progress of a target if nothing of what it has begun goes on, before the next token."""
+        while progress.begun.length:
+            progress = self._decided(progress, goes_on=goes_on)
+        return progress
+
+    def _ended(self, progress: Progress, *, goes_on: bool) -> int | None:
         """Returns the number of the term that a target has written whole if the next token does not go on."""
-        return self._whole(
-            progress.missing,
-            progress.begun,
-            is_after_break=progress.is_after_break,
-            goes_on=self._has_word_ends and begins_inside(self._bytes_of(token_id)),
-        )
+        begun, is_after_break = progress.begun, progress.is_after_break
+        return self._whole(progress.missing, begun, is_after_break=is_after_break, goes_on=goes_on)
 
     def _progress(
         self,
@@ -324,26 +314,33 @@ class RequiredTerms:
         return self._spellings[first][1].token_ids[:length]
 
     def wanted(self, progress: Progress) -> dict[int, int]:
-        """Returns the tokens that begin a missing term, or continue the one that a target has begun.
+        """Returns the tokens after which a target has begun a term.
 
-        They are in order, with the fewest tokens that complete all terms after each of them.
+        With the fewest tokens that complete all terms after each of them.
         """
-        begun, is_after_break = progress.begun, progress.is_after_break
         wanted: dict[int, int] = {}
-        if not begun.length:
-            for number, spelling in self._open(progress.missing, begun, is_after_break=is_after_break):
+        if not progress.begun.length:
+            for number, spelling in self._open(
+                progress.missing, progress.begun, is_after_break=progress.is_after_break
+            ):
                 token_id, gain = spelling.token_ids[0], self._costs[number] - len(spelling.token_ids) + 1
                 left = progress.num_missing_tokens - max(0, gain)
                 wanted[token_id] = min(left, wanted.get(token_id, left))
             return wanted
-        for _, spelling in self._open(progress.missing, begun, is_after_break=is_after_break):
-            if len(spelling.token_ids) > begun.length:
-                wanted[spelling.token_ids[begun.length]] = 0
-        is_after_break = opens(self._bytes_of(self.tail(progress)[-1]))
-        for _, spelling in self._open(progress.missing, self._nothing, is_after_break=is_after_break):
-            wanted[spelling.token_ids[0]] = 0
-        token_ids = sorted(wanted)
-        return dict(zip(token_ids, progress.left_after(token_ids), strict=True))
+        for goes_on in (False, True) if self._has_word_ends else (False,):
+            begins = self._decided_wholly(progress, goes_on=goes_on).wanted
+            wanted |= {each: left for each, left in begins.items() if self._goes_on(each) == goes_on}
+        going_on = progress
+        while going_on.settled is not None:
+            first, end, length = going_on.begun
+            for place in range(first, end):
+                token_ids = self._spellings[place][1].token_ids
+                if len(token_ids) > length:
+                    after = self.advance(progress, token_ids[length])
+                    if after.begun.length:
+                        wanted[token_ids[length]] = after.num_left
+            going_on = going_on.settled
+        return wanted
 
     def repeats(self, progress: Progress, token_ids: list[int], token_id: int) -> bool:
         """Returns whether a token leaves the target with a term that it must not have again.
@@ -361,7 +358,8 @@ class RequiredTerms:
             return False
         after = self.advance(progress, token_id)
         num_decided = progress.begun.length + 1 - after.begun.length
-        if first is not None and first < num_decided and self._ended(progress, token_id) is None:
+        is_decided = first is not None and first < num_decided
+        if is_decided and self._ended(progress, goes_on=self._goes_on(token_id)) is None:
             return True
         return any(
             not after.missing[number]

@@ -65,6 +65,10 @@ def test_the_progress_of_a_target_is_that_of_reading_all_of_it(terms, target):
         assert (list(progress.missing), list(required.tail(progress))) == (missing, rest)
         assert progress.num_left == definition.num_left(so_far)
         assert set(progress.wanted) == definition.wanted(so_far)
+        next_ids = [0, A, B, C]
+        lefts = [definition.num_left([*so_far, next_id]) for next_id in next_ids]
+        assert progress.left_after(next_ids) == lefts
+        assert [progress.wanted.get(i, left) for i, left in zip(next_ids, lefts, strict=True)] == lefts
         assert repeats == definition.repeats(so_far)
         assert list(progress.at_end) == definition.read(so_far, has_ended=True)[0]
         assert any(progress.at_end) == (progress.num_left > 0)
