@@ -93,6 +93,7 @@ class Progress:
     after: dict[int, Progress] = field(default_factory=dict)
     first_repeated: int | None = None
     _wanted: dict[int, int] | None = None
+    _left_after_others: tuple[int, int] | None = None
 
     @property
     def wanted(self) -> dict[int, int]:
@@ -103,6 +104,16 @@ class Progress:
         if self._wanted is None:  # few of the progresses that are ranked go on
             self._wanted = self.terms.wanted(self)
         return self._wanted
+
+    @property
+    def left_after_others(self) -> tuple[int, int]:
+        """The fewest tokens that complete all terms after a token that is not wanted.
+
+        The second number is that after one that continues the last word.
+        """
+        if self._left_after_others is None:
+            self._left_after_others = self.terms.left_after_others(self)
+        return self._left_after_others
 
     def left_after(self, token_ids: Iterable[int]) -> list[int]:
         """Returns the fewest tokens that complete all terms after each of some next tokens."""
@@ -184,15 +195,22 @@ class RequiredTerms:
 
     def left_after(self, progress: Progress, token_ids: Iterable[int]) -> list[int]:
         """Returns the fewest tokens that complete all terms after each of some next tokens."""
-        wanted = progress.wanted
-        other = going_on = self._decided_wholly(progress, goes_on=False).num_missing_tokens
-        if self._has_word_ends:
-            going_on = self._decided_wholly(progress, goes_on=True).num_missing_tokens
+        wanted, (other, going_on) = progress.wanted, progress.left_after_others
         if going_on == other:
             return [wanted.get(token_id, other) for token_id in token_ids]
         return [
             wanted.get(token_id, going_on if self._goes_on(token_id) else other) for token_id in token_ids
         ]
+
+    def left_after_others(self, progress: Progress) -> tuple[int, int]:
+        """Returns the fewest tokens that complete all terms after a token that is not wanted.
+
+        The second number is that after one that continues the last word.
+        """
+        other = self._decided_wholly(progress, goes_on=False).num_missing_tokens
+        if not self._has_word_ends:
+            return other, other
+        return other, self._decided_wholly(progress, goes_on=True).num_missing_tokens
 
     def _goes_on(self, token_id: int) -> bool:
         """Returns whether a token continues the last word, and that matters."""
