@@ -39,7 +39,7 @@ STOP_SECONDS = 10.0
 # A delivery, and a piece of a stream, cost the handlers' thread about 0.1 ms. So the more rows of a core run,
 # the more turns are delivered at once, and the more of its streams run, the more tokens have their pieces.
 _SECONDS_PER_ROW, _MOST_SECONDS = 0.00005, 0.003
-_SECONDS_PER_STREAM, _MOST_STREAM_SECONDS = 0.0005, 0.05
+_SECONDS_PER_STREAM, _MOST_STREAM_SECONDS = 0.0003, 0.05
 _NO_GAPS: Mapping[float, int] = {}
 _NO_PLAN = StepPlan((), (), ())
 _LAST_TOKEN_AT = attrgetter("last_token_at")  # of a search; 0 before its first token
