@@ -168,7 +168,8 @@ async def generate(
             num_tokens += sum(reading.request.queue_tokens for reading in readings)
             call.check_answer_bytes(num_bytes)  # after each item: a refused call is not read further
             engine.check_size(len(requests), num_tokens)
-            await asyncio.sleep(0)  # lets other calls run before the next sources are read
+            if items:
+                await asyncio.sleep(0)  # lets other calls run before the next sources are read
         pairs_of_all: list[list[tuple[Reading, Result]]] = []
         # A caller who does not read the pieces leaves the result with the engine.
         is_long_stream = write is not None and num_bytes > _SMALL_STREAM_BYTES
