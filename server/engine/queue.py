@@ -247,6 +247,9 @@ class FairQueue:
         By Little's law, the rate of returned slots is their number over the mean time that one is held.
         """
         *before, request = requests
+        num_missing = request.num_slots + num_held - self._num_slots
+        if num_missing <= 0 and not (before or self.num_requests):
+            return 0.0
         waiting = Counter[str]()
         for priority, level in self._levels.items():
             if priority <= request.priority:
@@ -254,7 +257,6 @@ class FairQueue:
         own = self._work_of(before) + waiting.pop(request.caller, 0)
         share = own + self._work_of([request])
         ahead = own + sum(min(work, share) for work in waiting.values())
-        num_missing = request.num_slots + num_held - self._num_slots
         seconds = num_missing * self._residence_seconds
         if self._residence_work:
             seconds += ahead * self._residence_seconds / self._residence_work

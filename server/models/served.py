@@ -6,9 +6,10 @@ import asyncio
 import copy
 import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from seq2seq_serve.bundle.adapters import Adapter
 from seq2seq_serve.bundle.manifest import Bundle, Manifest, TensorSpec
@@ -49,7 +50,7 @@ class SourceSpec:
 class ServedModel:
     """One loaded model with its engine.
 
-    Owned by `Models`; it does not change.
+    Owned by `Models`; only its `decodings` change.
 
     Args:
         engine: Decodes its requests.
@@ -79,6 +80,8 @@ class ServedModel:
         base: The model that an adapter changes, which has the engine; None for a model.
         adapter: The place of the adapter in the engine.
         places: The adapters in the engine; none may be there if the graphs take none.
+        decodings: How targets are decoded, by what it was read from; None once the model is not served any
+            more, because each refers to the model.
     """
 
     base: ServedModel | None = None
@@ -110,6 +113,7 @@ class ServedModel:
         self.num_target_positions = sizing.sizes[Axis.CACHE_CAPACITY]
         self.max_target_length = self.num_target_positions - (len(manifest.template.start) - 1)
         self.places: list[ServedModel | None] = [None] * sizing.num_adapters
+        self.decodings: dict[Hashable, Any] | None = {}
 
     def adapted(self, name: str, adapter: Adapter, place: int) -> ServedModel:
         """Returns the model that is this one with an adapter, which the engine has in a place."""
@@ -120,7 +124,7 @@ class ServedModel:
     def named(self, name: str) -> ServedModel:
         """Returns this model under the name of an adapter, which is not loaded."""
         model = copy.copy(self)
-        model.base, model.name, model.places = self, name, []
+        model.base, model.name, model.places, model.decodings = self, name, [], {}
         return model
 
 
@@ -175,6 +179,7 @@ class Models:
         self._by_name[model.name], self._numbers[model.name] = model, number
         if before is not None:
             self._last_uses.pop(before, None)
+            before.decodings = None
         if model.base is not None:
             self._last_uses[model] = next(self._uses)
         self._metrics.show_model(model)
@@ -185,6 +190,7 @@ class Models:
         model = self._by_name.pop(name, None)
         if model is not None:
             self._last_uses.pop(model, None)
+            model.decodings = None
             self._metrics.hide_model(model)
         return model
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 from weakref import WeakValueDictionary
+
+from grpc import aio
 
 from seq2seq_serve.server.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
 from seq2seq_serve.server.service.shares import Room, Shares
@@ -93,16 +96,15 @@ class Arrivals:
         self._limits = set[asyncio.Timeout]()
         self._is_draining = False
 
-    async def only_message(self, messages: AsyncIterator[bytes], caller: str) -> bytes:
-        """Returns the one message of a unary call.
+    async def only_message(self, receive: Callable[[], Awaitable[Any]], caller: str) -> bytes:
+        """Returns the message of a unary call. What a caller may send after it is not read.
 
         Args:
-            messages: Those of the call.
+            receive: Returns the call's next message; `aio.EOF` without one.
             caller: The name of its caller.
 
         Raises:
-            InvalidRequest: The call has another number of messages, or a longer one, or they do not come in
-                time.
+            InvalidRequest: The call has no message, or a longer one, or it does not come in time.
             Overloaded: The message is late, as are too many others.
             Unavailable: The server drains.
         """
@@ -119,9 +121,7 @@ class Arrivals:
                     await places.turn()
                 arrival.places = places
                 arrival.timer = loop.call_later(_PROMPT_SECONDS, self._be_late, arrival)
-                message = await anext(messages, None)
-                # gRPC keeps a message until the next one, or the end, is asked for.
-                is_only = message is not None and await anext(messages, None) is None
+                message = await receive()
         except TimeoutError:
             if arrival.refusal is not None:
                 raise arrival.refusal from None
@@ -141,16 +141,16 @@ class Arrivals:
             elif arrival.places is not None:
                 places.num_free += 1
             del arrival  # the frames of a refusal refer to it
-        if message is None:
+        if message is aio.EOF:
             await asyncio.sleep(_LEAVING_SECONDS)  # gRPC ends the messages before it cancels the handler
-        if not is_only or message is None:
-            raise InvalidRequest("the call must have exactly one message", field="")
+            raise InvalidRequest("the call must have a message", field="")
         if len(message) > self._most_bytes:
             raise TooLarge(
                 f"the message has {len(message)} bytes, and this method takes at most {self._most_bytes}",
                 field="",
             )
-        return message
+        received: bytes = message
+        return received
 
     def drain(self) -> None:
         """Ends the calls that wait for their message."""

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import itertools
 import logging
+import random
 import re
 import time
 import uuid
@@ -66,6 +67,7 @@ _LEAST_FILES = 4  # of any size that may wait to be read
 _MOST_FILE_THREADS = 4
 
 _MAX_ID_LENGTH = 128
+_ID_BITS = 128
 # Visible ASCII characters except " and =, so that an id cannot look like fields in a line of the log.
 _LOGGABLE_ID = re.compile(rf"[!#-<>-~]{{1,{_MAX_ID_LENGTH}}}")
 _PROBES = "grpc."  # how the names of the services of health and reflection begin
@@ -372,7 +374,7 @@ class Calls:
             writes_bytes: Whether it takes the message's bytes.
         """
         arrival, given_id = time.monotonic(), dict(metadata or ()).get(REQUEST_ID)
-        request_id, refusal = uuid.uuid4().hex, None
+        request_id, refusal = "", None
         if isinstance(given_id, str) and _LOGGABLE_ID.fullmatch(given_id):
             request_id = given_id
         elif given_id is not None:
@@ -382,7 +384,7 @@ class Calls:
                 field=REQUEST_ID,
             )
         call = RemoteCall(
-            request_id=request_id,
+            request_id=request_id or f"{random.getrandbits(_ID_BITS):0{_ID_BITS // 4}x}",
             caller=self.access.caller_of(metadata, peer),
             arrival=arrival,
             deadline=None if remaining_seconds is None else arrival + remaining_seconds,

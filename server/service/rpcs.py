@@ -2,7 +2,8 @@
 
 gRPC alone would report bytes that are not a message as an internal error, and build messages with any number
 of elements. It would also read a unary call's message before its handler can look at the caller's rights. So
-all handlers are those of streams, and read the one message of a unary call themselves.
+all handlers are those of streams, and read the message of a unary call themselves. As in gRPC's own handlers
+of unary calls, the end of the caller's messages is not waited for.
 """
 
 from __future__ import annotations
@@ -99,7 +100,9 @@ class Rpcs:
         lasts = method.client_streaming or method.full_name == _WATCH  # as long as its caller wants
         arrivals = calls.large_messages if has_sources else calls.small_messages
 
-        async def work(raws: AsyncIterator[bytes], call: RemoteCall) -> Any:
+        async def work(
+            raws: AsyncIterator[bytes], context: aio.ServicerContext[Any, Any], call: RemoteCall
+        ) -> Any:
             calls.access.check(f"/{service}/{name}", call.caller)
             if call.refusal is not None:
                 raise call.refusal
@@ -107,7 +110,7 @@ class Rpcs:
             if method.client_streaming:
                 message = self._parsed_stream(raws, message_class)
             else:
-                raw = await arrivals.only_message(raws, call.caller.name)
+                raw = await arrivals.only_message(context.read, call.caller.name)
                 if len(raw) <= SMALL_REQUEST_BYTES:
                     message = _parse(raw, message_class)
                 else:
@@ -148,7 +151,7 @@ class Rpcs:
             )
             outcome: Any = None
             try:
-                outcome = await self._calls.run(call, work(raws, call))
+                outcome = await self._calls.run(call, work(raws, context, call))
                 if not isinstance(outcome, Exception):
                     return outcome
                 await abort(context, outcome, call.request_id)

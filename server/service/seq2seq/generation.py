@@ -39,6 +39,7 @@ WritePiece = Callable[[pb.Piece], Awaitable[None]]
 
 _HEADER_BYTES_PER_TEXT_BYTE = 8  # a GIF of 148 KB can take 20 ms
 _SMALL_STREAM_BYTES = 2**14  # of an answer
+_KEPT_BYTES, _MOST_KEPT = 128, 256  # of options, and how many of a model
 _MEMORY_PER_BYTE = 6  # of an answer, while its alternatives are Python's objects
 
 
@@ -94,15 +95,26 @@ async def read(
 async def read_decoding(
     options: pb.GenerateOptions, model: ServedModel, call: Call, *, stream: bool = False
 ) -> Decoding:
-    """Returns how the targets of a message are decoded.
+    """Returns how the targets of a message are decoded, which the model keeps for equal short options.
 
     Raises:
         ServerError: As `read_options`, or `Call.read` raises it.
     """
-    return await call.read(
-        lambda checkpoint: read_options(options, model, call.caller, stream=stream, checkpoint=checkpoint),
-        options.ByteSize(),
-    )
+    num_bytes, kept = options.ByteSize(), model.decodings
+    if num_bytes > _KEPT_BYTES or kept is None:
+        return await call.read(
+            lambda checkpoint: read_options(
+                options, model, call.caller, stream=stream, checkpoint=checkpoint
+            ),
+            num_bytes,
+        )
+    read_from = options.SerializeToString(), call.caller, stream
+    decoding: Decoding | None = kept.get(read_from)
+    if decoding is None:
+        decoding = kept[read_from] = read_options(options, model, call.caller, stream=stream)
+        if len(kept) > _MOST_KEPT:
+            del kept[next(iter(kept))]
+    return decoding
 
 
 async def read_scoring(message: pb.ScoreRequest, model: ServedModel, call: Call) -> Decoding:
@@ -156,7 +168,8 @@ async def generate(
             num_tokens += sum(reading.request.queue_tokens for reading in readings)
             call.check_answer_bytes(num_bytes)  # after each item: a refused call is not read further
             engine.check_size(len(requests), num_tokens)
-            await asyncio.sleep(0)  # lets other calls run before the next sources are read
+            if items:
+                await asyncio.sleep(0)  # lets other calls run before the next sources are read
         pairs_of_all: list[list[tuple[Reading, Result]]] = []
         # A caller who does not read the pieces leaves the result with the engine.
         is_long_stream = write is not None and num_bytes > _SMALL_STREAM_BYTES

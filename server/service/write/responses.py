@@ -161,31 +161,20 @@ def generate_response(pairs: Sequence[tuple[Reading, Result]], decoding: Decodin
         decoding: How they were decoded.
     """
     readings, results = [reading for reading, _ in pairs], [result for _, result in pairs]
-    answers = [
-        pb.Sentence(
-            source_text=reading.text,
-            hypotheses=[
-                _hypothesis(reading, one, times, decoding)
-                for one, times in zip_longest(result.hypotheses, reading.token_times)
-            ],
-            usage=pb.Usage(
-                source_tokens=result.num_source_tokens,
-                target_tokens=result.num_target_tokens,
-                truncated_source_tokens=reading.num_truncated,
-                source_seconds=reading.times_in_sound(0, length)[1] if (length := reading.num_seconds) else 0,
-            ),
-        )
-        for reading, result in pairs
-    ]
-    is_split = len(answers) > 1
+    sentences: list[pb.Sentence] = []
+    if len(pairs) == 1:
+        hypotheses = _hypotheses(readings[0], results[0], decoding)
+    else:
+        sentences = [_sentence(reading, result, decoding) for reading, result in pairs]
+        hypotheses = [_joined(readings, sentences)]
     return pb.GenerateResponse(
         request_id=readings[0].request.request_id,
         model=decoding.model.name,
-        hypotheses=[_joined(readings, answers)] if is_split else answers[0].hypotheses,
+        hypotheses=hypotheses,
         usage=pb.Usage(
-            source_tokens=sum(answer.usage.source_tokens for answer in answers),
-            target_tokens=sum(answer.usage.target_tokens for answer in answers),
-            truncated_source_tokens=sum(answer.usage.truncated_source_tokens for answer in answers),
+            source_tokens=sum(result.num_source_tokens for result in results),
+            target_tokens=sum(result.num_target_tokens for result in results),
+            truncated_source_tokens=sum(reading.num_truncated for reading in readings),
             source_seconds=readings[-1].sound_seconds,
         ),
         timings=pb.Timings(
@@ -196,10 +185,31 @@ def generate_response(pairs: Sequence[tuple[Reading, Result]], decoding: Decodin
             draft_tokens=sum(result.timings.draft_tokens for result in results),
             accepted_tokens=sum(result.timings.accepted_tokens for result in results),
         ),
-        sentences=answers if is_split else (),
+        sentences=sentences,
         unknown_words=readings[0].unknown_words,
         detected_language=_detected_language(results, decoding) if decoding.request.detected_ids else "",
     )
+
+
+def _sentence(reading: Reading, result: Result, decoding: Decoding) -> pb.Sentence:
+    """Returns the answer of one of several readings."""
+    return pb.Sentence(
+        source_text=reading.text,
+        hypotheses=_hypotheses(reading, result, decoding),
+        usage=pb.Usage(
+            source_tokens=result.num_source_tokens,
+            target_tokens=result.num_target_tokens,
+            truncated_source_tokens=reading.num_truncated,
+            source_seconds=reading.times_in_sound(0, length)[1] if (length := reading.num_seconds) else 0,
+        ),
+    )
+
+
+def _hypotheses(reading: Reading, result: Result, decoding: Decoding) -> list[pb.Hypothesis]:
+    return [
+        _hypothesis(reading, one, times, decoding)
+        for one, times in zip_longest(result.hypotheses, reading.token_times)
+    ]
 
 
 def _detected_language(results: Sequence[Result], decoding: Decoding) -> str:

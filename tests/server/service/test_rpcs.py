@@ -1,6 +1,7 @@
 import asyncio
 import itertools
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import grpc
@@ -83,12 +84,10 @@ async def test_nothing_is_read_of_a_call_without_the_right_to_its_method(tmp_pat
         assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-@pytest.mark.parametrize("number", [0, 2])
-async def test_a_unary_call_has_one_message(number):
+async def test_a_unary_call_has_a_message():
     async with serving() as served:
-        raw = pb.GenerateRequest(sources=[pb.Source(text="a")]).SerializeToString()
-        call = served.channel.stream_unary("/seq2seq.v1.Seq2Seq/Generate")(iter([raw] * number))
-        with pytest.raises(aio.AioRpcError, match="must have exactly one message") as caught:
+        call = served.channel.stream_unary("/seq2seq.v1.Seq2Seq/Generate")(iter([]))
+        with pytest.raises(aio.AioRpcError, match="must have a message") as caught:
             await call
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
@@ -166,7 +165,11 @@ async def test_calls_that_are_left_at_once_are_opened_no_more(monkeypatch):
         Rpcs(counted).handlers(SEQ2SEQ, Seq2SeqService()).service(SimpleNamespace(method=path)).stream_unary
     )
     context = SimpleNamespace(
-        invocation_metadata=tuple, peer=lambda: "ipv4:127.0.0.1:1", time_remaining=lambda: None, write=None
+        invocation_metadata=tuple,
+        peer=lambda: "ipv4:127.0.0.1:1",
+        time_remaining=lambda: None,
+        read=partial(asyncio.sleep, 60),
+        write=None,
     )
     calls = [asyncio.create_task(handle(stalled(), context))]
     for _ in range(4):

@@ -7,6 +7,8 @@ from grpc import aio
 from seq2seq_serve.client import AsyncClient, ClientError
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.config import QueueLimits
+from seq2seq_serve.server.service.read.options import read_options
+from seq2seq_serve.server.service.seq2seq import generation
 from tests.server.service.harness import EOS, EchoRunner, serving
 
 KOREAN = "오늘은 금요일 입니다"
@@ -297,3 +299,37 @@ async def test_models_are_listed_first_one_first_and_found_by_name():
             pb.GenerateRequest(model="second", sources=[pb.Source(text="abc")])
         )
         assert answer.model == "second"
+
+
+async def test_equal_options_of_a_model_are_read_once_until_it_leaves(monkeypatch):
+    read = []
+
+    def read_and_count(options, *others, **settings):
+        read.append(options.beam_size)
+        return read_options(options, *others, **settings)
+
+    monkeypatch.setattr(generation, "read_options", read_and_count)
+    async with serving() as served:
+        first = [await served.stub.Generate(request("ab", beam_size=size)) for size in (2, 3)]
+        again = [await served.stub.Generate(request("ab", beam_size=size)) for size in (2, 3)]
+        assert [each.hypotheses for each in again] == [each.hypotheses for each in first]
+        assert read == [2, 3]
+        events = [event async for event in served.stub.GenerateStream(request("ab", beam_size=2))]
+        assert events[-1].result.hypotheses == first[0].hypotheses
+        assert read == [2, 3, 2]
+        # What is kept refers to the model, which only a collection would free after its end.
+        model = served.app.models.remove("echo")
+        assert model.decodings is None
+        served.app.models.put(model)
+        await served.stub.Generate(request("ab", beam_size=2))
+        assert model.decodings is None
+
+
+async def test_no_more_than_some_options_of_a_model_are_kept(monkeypatch):
+    monkeypatch.setattr(generation, "_MOST_KEPT", 2)
+    async with serving() as served:
+        for beam_size in range(5):
+            await served.stub.Generate(request("ab", beam_size=beam_size))
+        await served.stub.Generate(request("ab", target_prefix=pb.Target(text="x" * 50), max_new_tokens=4))
+        [model] = served.app.models
+        assert len(model.decodings) == 2
