@@ -95,12 +95,6 @@ def test_a_message_is_fuzzy_without_its_placeholders(message, target, is_fuzzy):
     assert ("fuzzy" in translated("a.po", content, lambda _: answer)[1]) is is_fuzzy
 
 
-def test_a_placeholder_is_not_glued_to_a_word_where_the_message_has_a_space():
-    answer = GenerateResponse(hypotheses=[Hypothesis(text="I{name}.")])
-    written = translated("a.po", 'msgid "나는 {name}"\nmsgstr ""\n', lambda _: answer)[1]
-    assert written == 'msgid "나는 {name}"\nmsgstr "I {name}."\n'
-
-
 @pytest.mark.parametrize("forms", ["1", "6", "0002"])
 def test_a_message_has_the_plural_forms_of_its_file(forms):
     header = f'msgid ""\nmsgstr "Plural-Forms: nplurals={forms};"\n\n'
