@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from seq2seq_serve.bundle.adapters import Adapter
 from seq2seq_serve.bundle.manifest import Bundle, Manifest, TensorSpec
@@ -17,12 +18,14 @@ from seq2seq_serve.bundle.pictures import Resampling
 from seq2seq_serve.server.engine.async_engine import AsyncEngine
 from seq2seq_serve.server.engine.request import NO_ADAPTER
 from seq2seq_serve.server.errors import Forbidden, Unavailable, UnknownModel
+from seq2seq_serve.server.models.kept import Kept
 from seq2seq_serve.server.runner.sizing import Sizing, source_specs
 from seq2seq_serve.server.telemetry.metrics import Metrics
 from seq2seq_serve.server.telemetry.record import Caller, CallRecord
 from seq2seq_serve.server.telemetry.statistics import Statistics
 
 _ENGLISH = "en"
+_MOST_GLOSSARY_BYTES = 2**17  # a byte may take 200 of memory, if all words have one letter
 _NAMES_IN_MESSAGE = 20  # gRPC's metadata, in which a message is, is bounded
 
 
@@ -49,7 +52,7 @@ class SourceSpec:
 class ServedModel:
     """One loaded model with its engine.
 
-    Owned by `Models`; it does not change.
+    Owned by `Models`; it does not change, except for the glossaries that it keeps.
 
     Args:
         engine: Decodes its requests.
@@ -76,6 +79,7 @@ class ServedModel:
             one.
         num_target_positions: The number of positions that the decoder can read: start tokens and targets.
         max_target_length: The largest number of target tokens.
+        glossaries: The newest ones of callers, as they were read (`service.read.terms`).
         base: The model that an adapter changes, which has the engine; None for a model.
         adapter: The place of the adapter in the engine.
         places: The adapters in the engine; none may be there if the graphs take none.
@@ -109,6 +113,7 @@ class ServedModel:
         self.max_memory_length = sizing.sizes[Axis.MEMORY_CAPACITY]
         self.num_target_positions = sizing.sizes[Axis.CACHE_CAPACITY]
         self.max_target_length = self.num_target_positions - (len(manifest.template.start) - 1)
+        self.glossaries: Kept[Any] = Kept(_MOST_GLOSSARY_BYTES)
         self.places: list[ServedModel | None] = [None] * sizing.num_adapters
 
     def adapted(self, name: str, adapter: Adapter, place: int) -> ServedModel:

@@ -30,7 +30,7 @@ from seq2seq_serve.server.runner.voice_activity import SpeechRules
 from seq2seq_serve.server.service.fair_thread import YieldPoint
 from seq2seq_serve.server.service.read.inputs import check_bytes, check_ids
 from seq2seq_serve.server.service.read.sentences import DEFAULT_LANGUAGE, known_language
-from seq2seq_serve.server.service.read.terms import Glossary
+from seq2seq_serve.server.service.read.terms import Glossary, read_glossary
 from seq2seq_serve.server.service.read.windows import (
     WindowRules,
     after_text,
@@ -277,7 +277,7 @@ def read_options(
         windows=window_rules(options) if is_sequential or is_split else None,
         speech=speech_rules(options) if options.voice_activity else None,
         num_prompt=len(prompt),
-        glossary=Glossary(options, model, checkpoint) if options.terms or options.keep_placeholders else None,
+        glossary=read_glossary(options, model, checkpoint),
     )
 
 

@@ -62,6 +62,18 @@ class Required:
         ]
 
 
+def read_glossary(options: GenerateOptions, model: ServedModel, checkpoint: YieldPoint) -> Glossary | None:
+    """Returns the terms of a message, which its model keeps for the next messages; None for none.
+
+    Args and errors are those of `Glossary`.
+    """
+    if not (options.terms or options.keep_placeholders):
+        return None
+    key = options.SerializeToString(deterministic=True)
+    found: Glossary = model.glossaries.value_of(key, lambda: Glossary(options, model, checkpoint))
+    return found
+
+
 class Glossary:
     """The terms of a message, and whether placeholders are kept. It does not change.
 
@@ -72,7 +84,6 @@ class Glossary:
 
     Attributes:
         beam: The search of a target with terms, if the message does not ask for one.
-        num_bytes: The size of the terms.
 
     Raises:
         InvalidRequest: A term is empty or too long, has two translations, or cannot be written.
@@ -86,7 +97,8 @@ class Glossary:
             defaults.length_penalty_formula,
             defaults.early_stopping,
         )
-        self.num_bytes = sum(term.ByteSize() for term in options.terms)
+        self._num_bytes = sum(term.ByteSize() for term in options.terms)
+        self._most_bytes = max((term.ByteSize() for term in options.terms), default=0)
         self._tokenizer, self._keeps = model.target_tokenizer, options.keep_placeholders
         self._exact, self._folded = _Node(), _Node()  # by their words, and by these without case
         for place, term in enumerate(options.terms):
@@ -119,6 +131,10 @@ class Glossary:
                     field=f"options.terms[{place}].target",
                 )
 
+    def num_found_bytes(self, num_characters: int) -> int:
+        """Returns the largest size of the terms that are in a text of a length."""
+        return min(self._num_bytes, self._most_bytes * min(num_characters, _MAX_FOUND))
+
     def required(self, text: str, field: str, checkpoint: YieldPoint) -> Required | None:
         """Returns what the target of a text must have; None for nothing.
 
@@ -142,8 +158,10 @@ class Glossary:
             )
         if not texts:
             return None
-        others = [one for one in texts if one not in self._spellings]
-        spellings = self._spellings | dict(zip(others, self._written(others, checkpoint), strict=True))
+        known = self._spellings
+        others = [one for one in texts if one not in known]
+        spellings = {one: known[one] for one in texts if one in known}
+        spellings |= zip(others, self._written(others, checkpoint), strict=True)
         writable = tuple(one for one in texts if spellings[one])
         terms = [
             Term(

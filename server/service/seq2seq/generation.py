@@ -65,7 +65,7 @@ async def read(
     num_array_bytes = num_file_bytes + sum(len(given.source.tensor.data) for given in inputs)
     num_text_bytes = sum(source.ByteSize() for source in sources) - num_array_bytes
     if decoding.glossary is not None:
-        num_text_bytes += decoding.glossary.num_bytes
+        num_text_bytes += decoding.glossary.num_found_bytes(num_text_bytes)
     if not num_file_bytes:
         return await call.read(work, num_text_bytes + num_array_bytes // BYTES_PER_TEXT_BYTE)
 
