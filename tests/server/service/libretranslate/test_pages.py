@@ -495,6 +495,17 @@ def test_a_request_says_whether_the_placeholders_of_a_file_are_kept(served, url,
     assert (request.terms is not None) == (keep == "true")
 
 
+@pytest.mark.parametrize(("language", "number"), [("ko-KR", 2), ("fr", 1)])
+def test_elements_in_other_languages_stay_in_html_and_files(served, url, language, number):
+    """They were translated, while the command keeps them."""
+    page = f'<p>오늘</p><p lang="{language}">bon jour</p>'
+    before = len(served.turns.requests)
+    assert post(url, "/translate", q=page, format="html", source="ko", target="en")[0] == 200
+    assert len(served.turns.requests) == before + number
+    assert translate_file(url, "a.html", page.encode())[0] == 200
+    assert len(served.turns.requests) == before + 2 * number
+
+
 def test_a_file_of_another_kind_than_its_name_says_is_refused(url):
     """Faults of a document that its reader finds later were answered as errors of the server."""
     for name, content in (("a.json", b'{"a": '), ("a.po", b"nothing"), ("a.xlf", b"<a/>")):
