@@ -23,7 +23,7 @@ from seq2seq_serve.commands import Parser, add_version, needs_extra, program, wr
 with needs_extra("server,cpu", __name__):
     from seq2seq_serve.bulk.engine import Job, start_worker
     from seq2seq_serve.bundle.manifest import Bundle, BundleError, load_bundle
-    from seq2seq_serve.client.files.documents import is_software
+    from seq2seq_serve.client.files.documents import document_suffix, is_software
     from seq2seq_serve.client.files.formats import FORMATS, Writer, check_formats
     from seq2seq_serve.client.files.glossary import with_glossary
     from seq2seq_serve.client.files.memory import TranslationMemory, memory_count, read_memory
@@ -107,7 +107,10 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, RunFiles]:
         raise JobError("--num-hypotheses needs --format jsonl: a line of text has only the best one")
     bundle = load_bundle(options.bundle, checks_content=False)
     memory = _memory(options, bundle)
+    num_terms = len(options.generation.terms)
     options.generation = with_glossary(options.generation, options.glossary, bundle.manifest)
+    if options.glossary is not None and len(options.generation.terms) == num_terms:
+        sys.stderr.write(f"warning: {options.glossary}: 0 terms\n")
     if not (folder / PLAN_FILE).exists():
         if options.ray is None:  # the machines of a cluster may be others
             _check_fits(bundle, options.runner)
@@ -169,6 +172,9 @@ async def _translate(options: argparse.Namespace, plan: Plan, files: RunFiles) -
     for name in ("seq2seq_serve.bulk", "seq2seq_serve.client.files"):
         logging.getLogger(name).setLevel(logging.INFO)
     _log.info("%d of %d shards are done already", len(shards) - len(waiting), len(shards))
+    with_texts = {shard.input for shard in plan.shards if shard.num_lines}
+    for name in plan.inputs.keys() - with_texts:
+        _log.warning("warning: %s: 0 texts", name)
     job = Job(
         options.bundle.absolute(), options.runner, options.generation, files, options.keeps_placeholders
     )
@@ -191,6 +197,10 @@ async def _translate(options: argparse.Namespace, plan: Plan, files: RunFiles) -
         f"{run.num_lines} lines in {seconds:.1f} seconds ({run.num_lines / seconds:.0f} a second), "
         f"{run.num_failed_lines} of them without a target; shards left out: {len(run.failed)}\n"
     )
+    for name, number, num_more, problem in run.flaws.warnings(options.generation):
+        kind = "text" if document_suffix(Path(name)) else "line"
+        more = f" and {num_more} more" if num_more else ""
+        _log.warning("warning: %s: %s %d%s: %s", name, kind, number, more, problem)
     if files.memory is not None:
         _log.info(memory_count(run.num_from_memory))
     if run.num_failed_lines:

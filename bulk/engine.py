@@ -66,6 +66,10 @@ class Engine:
         """Returns the sources of a text, and how it is decoded."""
         return sources_of(text), self._decodings[kind_of(text)]
 
+    def keeps_placeholders(self, text: str) -> bool:
+        """Whether the target of a text has its placeholders."""
+        return self._decodings[kind_of(text)].options.keep_placeholders
+
     def kind_of(self, _: tuple[list[pb.Source], Decoding]) -> None:
         """Each text goes to the engine alone."""
 

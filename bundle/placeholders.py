@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from itertools import pairwise
 
-from seq2seq_serve.bundle.words import UNSPACED, is_inside
+from seq2seq_serve.bundle.words import CLOSING, UNSPACED, is_inside
 
 # The lengths are bounded, so that the time is linear in the length of any text.
 _PLACEHOLDER = re.compile(
@@ -63,30 +61,28 @@ def is_kept(source: str, target: str) -> bool:
     return num_empty is None or (its is not None and its <= num_empty)
 
 
-def with_spaces(source: str, target: str) -> str:
-    """Returns a target with a space between a placeholder and a word or another one, as in its source.
+def space_around(text: str, begin: int, end: int) -> tuple[bool | None, bool]:
+    """Returns whether a translation needs a break before and after a placeholder of a text.
 
-    In scripts without white space between words, and in Korean with its particles, none is added.
+    A break is white space, the beginning or end of the translation, or a mark; before the placeholder, one
+    that opens something. It is not needed where the placeholder is part of a word (`v{version}`,
+    `{width}px`), nor beside a tag without white space, which belongs to the word beside it.
+
+    Args:
+        text: The text.
+        begin: Where the placeholder begins.
+        end: Where it ends.
+
+    Returns:
+        Whether it needs one before it, or None if it directly follows what is there; and whether after it.
     """
-    spaced = dict[tuple[str, int], tuple[bool, bool]]()  # whether white space is before, and after each
-    numbers = Counter[str]()
-    for begin, end in placeholders(source):
-        text = source[begin:end]
-        spaced[text, numbers[text]] = source[begin - 1 : begin].isspace(), source[end : end + 1].isspace()
-        numbers[text] += 1
-    numbers.clear()
-    places, found = set[int](), placeholders(target) if spaced else []
-    begins, ends = {begin for begin, _ in found}, {end for _, end in found}
-    for begin, end in found:
-        text = target[begin:end]
-        is_before, is_after = spaced.get((text, numbers[text]), (False, False))
-        numbers[text] += 1
-        if is_before and (begin in ends or is_inside(target[begin - 1 : begin])):
-            places.add(begin)
-        if is_after and (end in begins or is_inside(target[end : end + 1])):
-            places.add(end)
-    cuts = [0, *sorted(places), len(target)]
-    return " ".join(target[begin:end] for begin, end in pairwise(cuts)) if places else target
+    before, after = text[begin - 1 : begin] if begin else " ", text[end : end + 1] or " "
+    if text[begin] == "<":
+        if text[begin + 1] == "/":
+            return (True if begin and before.isspace() else None), after.isspace()
+        return before.isspace(), after.isspace()
+    is_part = is_inside(before) or before == "_"
+    return (None if is_part else before not in CLOSING), not (is_inside(after) or after == "_")
 
 
 def _num_empty_pairs(text: str) -> int | None:

@@ -11,6 +11,7 @@ UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u30ff\u3130-\u318f\u31f0-\u31ff\u3400-\u9fff"
     "\uac00-\ud7af\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
 )
+CLOSING = tuple(".,;:!?)]}>")
 _IS_UNSPACED = re.compile(f"[{UNSPACED}]")
 
 
@@ -55,6 +56,12 @@ def begins_inside(token: bytes) -> bool:
     return is_inside(token.decode(errors="replace")[:1])
 
 
+def begins_with_mark(token: bytes) -> bool:
+    """Returns whether a token begins neither with white space nor with a character of a word."""
+    first = token.decode(errors="replace")[:1]
+    return bool(first) and not first.isspace() and first != "_" and not first.isalnum()
+
+
 @lru_cache(maxsize=2**16)
 def opens(token: bytes) -> bool:
     """Returns whether a word may stand directly after a token: not after a letter, a digit or `_`.
@@ -64,3 +71,12 @@ def opens(token: bytes) -> bool:
     """
     last = token.decode(errors="replace")[-1:]
     return last != "_" and not is_inside(last)
+
+
+@lru_cache(maxsize=2**16)
+def admits_placeholder(token: bytes) -> bool:
+    """Returns whether a placeholder may stand directly after a token if it needs a break before it.
+
+    It may where a word may, but not after the end of a clause, a bracket or another placeholder.
+    """
+    return opens(token) and token.decode(errors="replace")[-1:] not in CLOSING

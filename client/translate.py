@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import TextIO
 
 from seq2seq_serve.bundle.files import sync_folder
-from seq2seq_serve.bundle.placeholders import is_kept
 from seq2seq_serve.client.aio import AsyncClient
 from seq2seq_serve.client.attention import save_alignment
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.files.documents import is_software
+from seq2seq_serve.client.files.flaws import Flaws
 from seq2seq_serve.client.files.formats import ANSWERS, Writer, format_of
 from seq2seq_serve.client.files.glossary import with_glossary
 from seq2seq_serve.client.files.lines import STANDARD, count_lines, open_binary, open_input
@@ -47,19 +47,18 @@ from seq2seq_serve.client.files.run import RunProgress, plan_run
 from seq2seq_serve.client.files.worker import RunFiles, Worker
 from seq2seq_serve.client.forms import find_model
 from seq2seq_serve.client.many import STOPPING_CODES
-from seq2seq_serve.client.output import answer_json, answer_lines, in_flags, length_advice, one_line, to_json
+from seq2seq_serve.client.output import answer_json, answer_lines, in_flags, one_line, to_json
 from seq2seq_serve.client.progress import Progress
 from seq2seq_serve.client.rpcs import Outcome, Translated
 from seq2seq_serve.client.sync import Client
 from seq2seq_serve.client.wire import Item, item_maker
 from seq2seq_serve.documents.segments import SoftwareText, WrongFile, kind_of, options_by_kind
 from seq2seq_serve.protos.dicts import message_dict
-from seq2seq_serve.protos.seq2seq_v1_pb2 import FINISH_REASON_LENGTH, GenerateOptions, GenerateResponse, Model
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse, Model
 
 _SHARD_LINES = 1000  # the most that a kill costs
 _PIPE_FOLDER = "_pipe"  # has the text of a pipe, which can be read only once
 _SHOWN_CHARACTERS = 60  # of a text that failed
-_SHOWN_TERMS = 10  # that targets lack
 
 
 @dataclass(frozen=True)
@@ -294,15 +293,19 @@ class _Server:
     def __init__(self, client: AsyncClient, plan: Translation, model: Model) -> None:
         self._client = client
         self._model = model.name
-        options_of = options_by_kind(
+        self._options_of = options_by_kind(
             plan.options, has_attention=model.has_attention, keeps_placeholders=plan.keeps_placeholders
         )
-        self._item_of = {kind: item_maker(model.name, options) for kind, options in options_of.items()}
+        self._item_of = {kind: item_maker(model.name, options) for kind, options in self._options_of.items()}
         self.in_flight, self.give_up_seconds = plan.in_flight, plan.give_up_seconds
 
     def prepare(self, text: str) -> Item:
         """Returns a text with its options."""
         return self._item_of[kind_of(text)](text)
+
+    def keeps_placeholders(self, text: str) -> bool:
+        """Whether the target of a text has its placeholders."""
+        return self._options_of[kind_of(text)].keep_placeholders
 
     def kind_of(self, request: Item) -> int | None:
         """Returns the same for texts that may share a call; None for a text that has its own."""
@@ -449,12 +452,7 @@ class _Report:
         self.num_done = 0
         self.num_failed = 0
         self._num_from_memory = 0
-        self._at_limit: list[int] = []  # the numbers of the texts
-        self._truncated: list[int] = []
-        self._incomplete: list[int] = []
-        self._missing: dict[str, None] = {}  # terms of incomplete targets
-        self._changed: list[int] = []  # the numbers of the texts with other placeholders
-        self._num_left_out = 0  # tokens of truncated sources
+        self._flaws = Flaws()
 
     def add(self, number: int, result: Translated) -> None:
         """Reports the error of a text, by its number, and counts its limits."""
@@ -465,56 +463,23 @@ class _Report:
             self._progress.write(f"error: {place}{in_flags(result.error)}\n")
             self.num_failed += 1
         self._num_from_memory += result.from_memory
-        self.note_limits(number, result.answer)
-        keeps = isinstance(result.source, SoftwareText) and self._plan.keeps_placeholders
-        if keeps or self._plan.options.keep_placeholders:
-            self._check_placeholders(number, str(result.source), result.answer)
+        of_program = isinstance(result.source, SoftwareText) and self._plan.keeps_placeholders
+        keeps = of_program or self._plan.options.keep_placeholders
+        self._flaws.add("", number, result, keeps_placeholders=keeps)
         self.num_done = number
         self._progress.show(number, self.num_failed)
 
     def note_limits(self, number: int, answer: GenerateResponse) -> None:
         """Counts a target that ended at its length limit or lacks terms, and a source that was truncated."""
-        if any(hypothesis.finish_reason == FINISH_REASON_LENGTH for hypothesis in answer.hypotheses):
-            self._at_limit.append(number)
-        if missing := [term for one in answer.hypotheses[:1] for term in one.missing_terms]:
-            self._incomplete.append(number)
-            self._missing |= dict.fromkeys(missing)
-        if num_tokens := answer.usage.truncated_source_tokens:
-            self._truncated.append(number)
-            self._num_left_out += num_tokens
-
-    def _check_placeholders(self, number: int, source: str, answer: GenerateResponse) -> None:
-        """Counts a target with other placeholders, or tags in another order, of a memory or the server."""
-        best = answer.hypotheses[:1]
-        if any(not one.missing_terms and not is_kept(source, one.text) for one in best):
-            self._changed.append(number)
+        self._flaws.add_limits("", number, answer)
 
     def close(self, num_done: int | None = None) -> None:
         """Writes the final progress, by default to the last text that was reported, and the warnings."""
         self._progress.close(self.num_done if num_done is None else num_done, self.num_failed)
         if self._plan.memory:
             self._progress.write(f"{self._file}{memory_count(self._num_from_memory)}\n")
-        self._warn(
-            self._at_limit,
-            "the target ended at its length limit: it may repeat itself or lack its end "
-            f"({length_advice(self._plan.options)})",
-        )
-        shown = ", ".join(map(one_line, list(self._missing)[:_SHOWN_TERMS]))
-        self._warn(self._incomplete, f"the target lacks terms that it has to have: {shown}")
-        self._warn(
-            self._changed,
-            "the target has other placeholders than the source, or a tag not around a text: correct it",
-        )
-        self._warn(
-            self._truncated,
-            f"the source is too long, and {self._num_left_out} tokens at its end were left out "
-            "(--long-source split_always translates each sentence of a source with several)",
-        )
-
-    def _warn(self, numbers: list[int], text: str) -> None:
-        if numbers:
-            place = self._place(numbers[0], num_more=len(numbers) - 1)
-            self._progress.write(f"warning: {place}{text}\n")
+        for _, number, num_more, problem in self._flaws.warnings(self._plan.options):
+            self._progress.write(f"warning: {self._place(number, num_more=num_more)}{problem}\n")
 
     @property
     def _file(self) -> str:

@@ -29,7 +29,7 @@ from seq2seq_serve.protos.languages import is_same_language
 
 _LANGUAGE = re.compile(rb"""<tuv\b[^<>]*?\b(?:xml:)?lang\s*+=\s*+["']([^"'<>]*+)""")
 _LANGUAGES = ("http://www.w3.org/XML/1998/namespace lang", "lang")  # attributes of TMX
-_UNTRANSLATED = ("new", "needs-translation")  # states of XLIFF 1.2
+_UNTRANSLATED = ("new", "needs-translation", "initial")  # states of XLIFF 1.2, and of 2
 _STATE, _TYPE = (
     re.compile(rf"""(?<!\s)\s++{name}\s*+=\s*+("[^"]*"|'[^']*')""") for name in ("state", "type")
 )
@@ -72,12 +72,14 @@ class _Unit:
         targets: The translations that the file has.
         place: The place for a new one among the parts of the unit.
         indentation: The white space before the text.
+        state: What the unit says about its translation.
     """
 
     source: _Element | None = None
     targets: list[_Element] = field(default_factory=list)
     place: int = 0
     indentation: str = ""
+    state: str = ""
 
 
 class _Entry:
@@ -177,7 +179,7 @@ class _Bilingual(Document):
                     if unit is not None:  # one within another one
                         yield unchanged("".join(parts))
                         parts.clear()
-                    unit = _Unit() if is_open else None
+                    unit = _Unit(state=event.attributes.get("state", "")) if is_open else None
                 elif unit is not None and (element := self._element(unit, event)):
                     inside, depth = element, 1
                 elif unit is None and (name := self._lacks_language(event)):
@@ -290,7 +292,8 @@ class Xliff(_Bilingual):
         return name if event.local == element and name not in event.attributes else ""
 
     def _is_missing(self, unit: _Unit) -> bool:
-        if not unit.targets or unit.targets[0].tag.attributes.get("state") in _UNTRANSLATED:
+        states = [unit.state, *(target.tag.attributes.get("state", "") for target in unit.targets[:1])]
+        if not unit.targets or any(state in _UNTRANSLATED for state in states):
             return True
         is_empty = all(_is_segment(event) for event in unit.targets[0].inside if event.kind == BEGIN)
         return is_empty and not unit.targets[0].has_text

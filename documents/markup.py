@@ -199,7 +199,10 @@ class _Writer:
 
     def _write_text(self, text: str, here: Here) -> None:
         if self._is_after_fixed and (text[0].isalnum() or (here.is_fixed and self._flow.is_tight)):
-            self._written.append(" ")
+            if here.place.is_run:
+                text = f" {text}"
+            else:
+                self._written.append(" ")
         self._is_after_fixed, self._is_after_word = False, not text[-1].isspace()
         if here.is_fixed or text == here.text:
             self._written.append(here.markup)
@@ -281,10 +284,18 @@ class _Writer:
         for mark in self._waiting.pop(place):
             at = self._move(at, mark.place)
             if mark.is_fixed:
-                self._written.append(" " * self._is_after_word)
+                self._written.append(self._space() if self._is_after_word else "")
                 self._is_after_word = self._is_after_fixed = True
             self._written.append(mark.markup)
         self._move(at, place)
+
+    def _space(self) -> str:
+        """Returns a space beside a text, where there are runs in one of its own."""
+        texts = (token for token in self._flow.tokens if isinstance(token, Here) and token.place.is_run)
+        for run, around in ((here.place, here.around) for here in texts):
+            if around is not None and any(around):
+                return f"{run.open}{around[0]} {around[1]}{self._flow.close(run)}"
+        return " "
 
     def _move(self, one: Tag, other: Tag) -> Tag:
         """Writes the tags between two places, without those that had texts, and have none now."""

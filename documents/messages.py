@@ -29,6 +29,7 @@ _MESSAGE_LINE = re.compile(
 _NUM_FORMS = re.compile(r"nplurals\s*+=\s*+0*+([0-9]++)")
 _ESCAPE = re.compile(r"\\(.)")
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", '"': '"', "\\": "\\"}
+_LANGUAGE = re.compile(r'"(X-Source-)?Language:[ \t]*+([^\s"\\]*+)[ \t]*+\\n"')
 _TO_ESCAPE = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n", "\t": r"\t", "\r": r"\r"})
 
 
@@ -102,6 +103,15 @@ class Messages(Document):
         self._newline = "\r\n" if "\r\n" in self._text else "\n"
         self._num_forms = 2
 
+    def own_languages(self) -> tuple[set[str], set[str]]:
+        _, _, head = f"\n{self._text}".partition("\nmsgid ")
+        found = _LANGUAGE.findall(head.partition("\nmsgid ")[0])
+        sources, targets = (
+            {tag.partition("@")[0] for of, tag in found if bool(of) is is_source}
+            for is_source in (True, False)
+        )
+        return sources, targets
+
     def parts(self) -> Iterator[Part]:
         message, values = _Message(), list[str]()
         for line_number, (line, _) in enumerate(lines_of(self._text), 1):
@@ -132,7 +142,24 @@ class Messages(Document):
     def _part(self, message: _Message) -> Part:
         """Returns the part of a message, which has segments if it does not have a translation."""
         segments = self._segments(message) if message.targets else []
-        return Part(segments, partial(message.written, self._newline))
+        is_header = message.text("msgstr") and not message.text("msgid") and "msgctxt" not in message.values
+        written = self._header if is_header else _Message.written
+        return Part(segments, partial(written, message, self._newline))
+
+    def _header(self, message: _Message, newline: str) -> str:
+        """Returns the lines of the header, with the language of the translations if it lacks one."""
+        if not self.target_language:
+            return message.written(newline)
+        line = '"Language: {}\\n"'.format(self.target_language.replace("-", "_"))
+        for number in message.targets:
+            found = _LANGUAGE.search(message.lines[number])
+            if found and not found[1]:
+                if not found[2]:
+                    message.lines[number] = message.lines[number].replace(found[0], line)
+                break
+        else:
+            message.lines[message.targets[-1]] += newline + line
+        return message.written(newline)
 
     def _segments(self, message: _Message) -> list[Segment]:
         source, plural = message.text("msgid"), message.text("msgid_plural")

@@ -17,7 +17,7 @@ from typing import ClassVar
 from urllib.parse import unquote
 
 from seq2seq_serve.documents.archive import Archive
-from seq2seq_serve.documents.elements import BEGIN, Event, Names, XmlTexts, named
+from seq2seq_serve.documents.elements import BEGIN, Content, Event, Names, XmlTexts, named
 from seq2seq_serve.documents.segments import Document, Part, TextSpan, wrong_file
 from seq2seq_serve.documents.spans import Tag
 
@@ -229,9 +229,28 @@ class OpenDocument(Archive):
         return _OpenText(content, self._path, name)
 
 
+_SVG, _MATH = "http://www.w3.org/2000/svg svg", "http://www.w3.org/1998/Math/MathML math"
+_PICTURES = frozenset([f"{_XHTML}img", _SVG, _MATH])
+
+
+class _PageContent(Content):
+    """Pictures and formulas stay within a sentence after a word and a space, as in HTML, and end others."""
+
+    def _kept_by(self, event: Event, name: str) -> Callable[[str], None] | None:
+        if name not in _PICTURES:
+            return super()._kept_by(event, name)
+        if not (self.flows.has_words and self.flows.last_character.isspace()):
+            return self.flows.end
+        return self._add_fixed if name == _MATH else self._add_picture
+
+    def _add_picture(self, markup: str) -> None:
+        self.flows.add_fixed(markup, "")
+
+
 class _Page(_Part):
     """A page of a book."""
 
+    content_of = _PageContent
     begin = named(_XHTML, "title body")
     names = Names(
         around=named(
@@ -241,9 +260,7 @@ class _Page(_Part):
         ),
         single=named(_XHTML, "a abbr acronym data label q time"),
         fixed=named(_XHTML, "code kbd"),
-        left_out=named(_XHTML, "pre script style svg template textarea rt rp")
-        | named("http://www.w3.org/2000/svg ", "svg")
-        | named("http://www.w3.org/1998/Math/MathML ", "math"),
+        left_out=named(_XHTML, "pre script style svg template textarea rt rp"),
     )
     languages = tuple(
         re.compile(rf"""(<html\b[^<>]*?\s{name}=["'])[^"']*""") for name in ("lang", "xml:lang")

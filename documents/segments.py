@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, ClassVar
 
-from seq2seq_serve.bundle.placeholders import placeholders, with_spaces
+from seq2seq_serve.bundle.placeholders import placeholders
 from seq2seq_serve.documents.alignment import formatted, longest
 from seq2seq_serve.protos.languages import is_same_language
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse
@@ -150,7 +150,7 @@ class Segment:
 
         A text is a line, and so is its translation: a memory may have it in several.
         """
-        target = with_spaces(self.text, _CONTROL.sub(" ", answer.hypotheses[0].text).strip())
+        target = _CONTROL.sub(" ", answer.hypotheses[0].text).strip()
         if target == self.text:
             self.write(self.pieces)
             return

@@ -102,7 +102,9 @@ def close_gaps(parts: Sequence[Placed]) -> list[Placed]:
                 inner = _common(one.place, other.place)
                 if inner and all(_is_plain(here, inner, one) for _, here in closed[begin + 1 : end]):
                     its = _within(inner, one, other)
-                    closed[begin + 1 : end] = [(text, its) for text, _ in closed[begin + 1 : end]]
+                    closed[begin + 1 : end] = [
+                        (text, here if here.place is inner else its) for text, here in closed[begin + 1 : end]
+                    ]
                     break
             num_words += count_words(text)
             if num_words > 1 or other.is_fixed:

@@ -247,11 +247,15 @@ class Terms:
         terms: The terms.
         begins_inside: The tokens that continue a word.
         closing: The tokens after which no word may stand.
+        marks: The tokens that begin with a mark.
+        gluing: The tokens after which no exact term may stand that needs a break.
     """
 
     terms: tuple[Term, ...]
     begins_inside: frozenset[int] = frozenset()
     closing: frozenset[int] = frozenset()
+    marks: frozenset[int] = frozenset()
+    gluing: frozenset[int] = frozenset()
 
     def read(self, target: Sequence[int], *, has_ended: bool) -> tuple[list[int], list[int]]:
         """How often each term is missing, and the undecided rest of the target."""
@@ -301,7 +305,54 @@ class Terms:
         ids = {token_id for spelling in spellings for token_id in spelling.token_ids}
         return {token_id for token_id in ids if self.read([*target, token_id], has_ended=False)[1]}
 
-    def repeats(self, target: list[int]) -> bool:
+    def spoils(self, target: list[int]) -> bool:
+        """Whether the end of a target has an exact term too often, or without its breaks."""
+        return self._repeats(target) or self._glues(target)
+
+    def _glues(self, target: list[int]) -> bool:
+        """Whether the end of a target continues a word with an exact term, or an exact term with a word."""
+        before, last = target[:-1], target[-1]
+        missing, rest = self.read(before, has_ended=False)
+        _, rest_after = self.read(target, has_ended=False)
+        spaced = [
+            (list(ids), number)
+            for term, number in zip(self.terms, missing, strict=True)
+            for ids, begins_after_break, _ in term.spellings
+            if term.is_exact and begins_after_break
+        ]
+        if last in self.marks and self.gluing.intersection(before[-1:]):
+            goes_on = rest_after[:-1] == rest and rest
+            others = [
+                ids
+                for term, number in zip(self.terms, missing, strict=True)
+                for ids, begins_after_break, _ in term.spellings
+                if number and not begins_after_break and ids[0] == last
+            ]
+            if any(ids[0] == last and number for ids, number in spaced) and not (goes_on or others):
+                return True
+        whole = [
+            (number, ends_before_break)
+            for number, ids, ends_before_break in self._open(missing, before[: len(before) - len(rest)])
+            if rest and ids == rest
+        ]
+        must_break = all(ends_before_break for _, ends_before_break in whole)
+        goes_on = rest_after == [*rest, last]
+        if whole and must_break and last in self.begins_inside and not goes_on:
+            return self.terms[whole[0][0]].is_exact or self._is_whole_and_glued(target, rest_after)
+        return self._is_whole_and_glued(target, rest_after)
+
+    def _is_whole_and_glued(self, target: list[int], rest: list[int]) -> bool:
+        """Whether the end of a target is an exact term that lacks a break before it."""
+        return any(
+            target[-len(ids) :] == list(ids)
+            and len(ids) >= len(rest)
+            and self.gluing.intersection(target[-len(ids) - 1 : -len(ids)])
+            for term in self.terms
+            for ids, begins_after_break, _ in term.spellings
+            if term.is_exact and begins_after_break
+        )
+
+    def _repeats(self, target: list[int]) -> bool:
         """Whether the end of a target is a spelling of a term that it must not have again.
 
         It may be in the undecided rest, which begins or is a spelling of a missing term. A token after which
@@ -352,7 +403,7 @@ def term_search(
     that need the same number of further tokens are in one bank. The banks take turns to choose their best,
     beginning with that which needs the fewest, until beam_size are chosen among all extensions: of these,
     the ends are finished. In the same way beam_size extensions that go on are chosen. An extension that ends
-    without all terms, before the limit, or one that has an exact term too often, is chosen only if there is
+    without all terms, before the limit, or one that spoils an exact term, is chosen only if there is
     no other; one that needs more tokens than there is room for, only if all do.
 
     The search stops when num_hypotheses are finished and none that runs has a better score, as in
@@ -379,7 +430,7 @@ def term_search(
             ends = token_id == eos_id
             target = ids if ends else [*ids, token_id]
             left = terms.num_left(target)
-            grade = 2 if not ends and terms.repeats(target) else int(ends and left > 0 and room > 0)
+            grade = 2 if not ends and terms.spoils(target) else int(ends and left > 0 and room > 0)
             grades[grade].append((left, ends, target, [*scores, score]))
         chosen = grades[0]
         if not chosen and not finished:

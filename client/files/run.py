@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from seq2seq_serve.client.files.flaws import Flaws
 from seq2seq_serve.client.files.formats import split_into_shards
 from seq2seq_serve.client.files.plan import (
     FileState,
@@ -98,12 +99,14 @@ class RunProgress:
         num_lines: Lines of the shards that are done.
         num_failed_lines: Those of them without a target.
         num_from_memory: Those of them that a translation memory has.
+        flaws: Those of their targets.
         failed: The shards that are left out, with the reason of the last try.
     """
 
     num_lines: int = 0
     num_failed_lines: int = 0
     num_from_memory: int = 0
+    flaws: Flaws = field(default_factory=Flaws)
     failed: dict[str, str] = field(default_factory=dict)
     _waiting: deque[Shard] = field(default_factory=deque)
     # Shards of lost workers. The next worker does each alone, to find one that always ends its worker.
@@ -233,6 +236,7 @@ class RunProgress:
             self.num_lines += done.num_lines
             self.num_failed_lines += done.num_failed
             self.num_from_memory += done.num_from_memory
+            self.flaws.merge(done.flaws)
             _log.info("%s is done: %d lines, %d of them failed", shard.name, done.num_lines, done.num_failed)
         finally:
             self._num_open -= 1

@@ -14,11 +14,12 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from seq2seq_serve.client.errors import ClientError
+from seq2seq_serve.client.files.flaws import Flaws
 from seq2seq_serve.client.files.formats import Lines, Reader, Writer
 from seq2seq_serve.client.files.memory import TranslationMemory
 from seq2seq_serve.client.files.plan import FileState, JobError, Shard, state_of
@@ -54,11 +55,12 @@ class RunFiles:
 
 @dataclass(frozen=True)
 class Done:
-    """The numbers of a shard that has been written."""
+    """The numbers of a shard that has been written, and the flaws of its targets."""
 
     num_lines: int
     num_failed: int
     num_from_memory: int
+    flaws: Flaws = field(default_factory=Flaws)
 
 
 class TextDecoder(Protocol):
@@ -74,6 +76,9 @@ class TextDecoder(Protocol):
 
     def prepare(self, text: str) -> Any:
         """Returns the request of a text; raises ValueError if the text cannot be sent."""
+
+    def keeps_placeholders(self, text: str) -> bool:
+        """Whether the target of a text has to have its placeholders."""
 
     def kind_of(self, request: Any) -> Hashable | None:
         """Returns the same for requests that may be sent together; None for one that is sent alone."""
@@ -148,6 +153,7 @@ class Worker:
         results: dict[int, Translated] = {}  # by the numbers of their lines; those that `Writer.write` needs
         answered = list[GenerateResponse]()  # to the next texts of a document
         num_results = num_failed = num_from_memory = 0
+        flaws = Flaws()
         try:
             async with self._reading:
                 lines = await asyncio.to_thread(self._read, shard)
@@ -161,6 +167,8 @@ class Worker:
                     number = shard.first_line + num_results
                     if self._report is not None:
                         self._report(number, result)
+                    keeps = isinstance(result.source, str) and self._decoder.keeps_placeholders(result.source)
+                    flaws.add(shard.input, number, result, keeps_placeholders=keeps)
                     num_failed += result.error is not None
                     num_from_memory += result.from_memory
                     self._has_answered |= bool(result.answer.hypotheses) and not result.from_memory
@@ -174,7 +182,7 @@ class Worker:
             if shard.first_line == 0:
                 self._check_options(results.values())
             await asyncio.to_thread(self._writer.write, shard, lines, results)
-            return Done(shard.num_lines, num_failed, num_from_memory)
+            return Done(shard.num_lines, num_failed, num_from_memory, flaws)
         except (ClientError, StopAsyncIteration):
             # The stream of results has ended, with an error of this shard or of another one.
             error = self._dispatcher.error

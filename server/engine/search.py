@@ -296,8 +296,8 @@ def _chosen(searches: list[Search], found: _Extensions, num_left: Array, eos_ids
 
     An extension is in the bank of the number of tokens that it still needs, and each bank has a share of the
     places. An extension that ends is kept if its bank's share has it, and if it has all terms or is at the
-    limit. One that could not have all terms at the limit is dropped, unless all would be. One that has a term
-    too often is kept only if there is no other, and no complete hypothesis.
+    limit. One that could not have all terms at the limit is dropped, unless all would be. One that
+    spoils an exact term is kept only if there is no other, and no complete hypothesis.
 
     Args:
         searches: The beams, all of one size.
@@ -308,7 +308,7 @@ def _chosen(searches: list[Search], found: _Extensions, num_left: Array, eos_ids
     parents, token_ids, _, totals = found
     is_end = np.logical_or.reduce([token_ids == eos_id for eos_id in eos_ids])
     num_after = np.array([_num_after(search) for search in searches])[:, None]
-    is_repeating = np.zeros(is_end.shape, bool)
+    is_spoiled = np.zeros(is_end.shape, bool)
     for number, search in enumerate(searches):
         terms, stops = search.request.terms, search.request.stops
         assert terms is not None
@@ -316,13 +316,13 @@ def _chosen(searches: list[Search], found: _Extensions, num_left: Array, eos_ids
             for place in np.flatnonzero((totals[number] > -math.inf) & ~is_end[number]).tolist():
                 row, token_id = search.rows[parents[number, place]], int(token_ids[number, place])
                 assert row.progress is not None
-                if terms.has_exact and terms.repeats(row.progress, row.token_ids, token_id):
-                    is_repeating[number, place] = True
+                if terms.has_exact and terms.spoils(row.progress, row.token_ids, token_id):
+                    is_spoiled[number, place] = True
                 else:
                     is_end[number, place] = _end(row, token_id, eos_ids) is not None
     is_possible = totals > -math.inf  # NaN is not
     is_incomplete = is_end & (num_left > 0) & (num_after > 0)
-    may = is_possible & ~is_incomplete & ~is_repeating
+    may = is_possible & ~is_incomplete & ~is_spoiled
     for number in np.flatnonzero(~may.any(axis=1)).tolist():
         if not searches[number].ended:
             incomplete = is_possible[number] & is_incomplete[number]

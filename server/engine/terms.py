@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from seq2seq_serve.bundle.words import begins_inside, opens
+from seq2seq_serve.bundle.words import admits_placeholder, begins_inside, begins_with_mark, opens
 
 _MOST_KEPT = 2**14  # progresses, and steps from one to the next
 
@@ -38,7 +38,8 @@ class Term(NamedTuple):
     Attributes:
         spellings: Any of them counts; at least one.
         number: How often the target must have it. A token of the target counts for one phrase only.
-        is_exact: Whether the target must not have it more often.
+        is_exact: Whether the target must not have it more often, or without the breaks that its spellings
+            need.
     """
 
     spellings: tuple[Spelling, ...]
@@ -133,7 +134,7 @@ class RequiredTerms:
     Attributes:
         terms: The terms.
         token_bytes: The same; whoever unpickles terms sets it, because each process has the table.
-        has_exact: Whether some term must not stand in a target too often.
+        has_exact: Whether some term is exact.
     """
 
     def __init__(self, terms: Iterable[Term], token_bytes: Sequence[bytes]) -> None:
@@ -150,11 +151,14 @@ class RequiredTerms:
         self._has_breaks = any(spelling.begins_after_break for spelling in spellings)
         self._has_word_ends = any(spelling.ends_before_break for spelling in spellings)
         self._costs = [_cost(term) for term in self.terms]
-        self._exact: dict[int, list[tuple[int, list[int]]]] = {}  # by the last token
+        self._exact: dict[int, list[tuple[int, list[int], bool]]] = {}  # by the last token
+        self._spaced: dict[int, set[int]] = {}  # exact terms that need a break before this first token
         for number, term in enumerate(self.terms):
             for spelling in term.spellings if term.is_exact else ():
                 *before, last = spelling.token_ids
-                self._exact.setdefault(last, []).append((number, before))
+                self._exact.setdefault(last, []).append((number, before, spelling.begins_after_break))
+                if spelling.begins_after_break:
+                    self._spaced.setdefault(spelling.token_ids[0], set()).add(number)
         self.has_exact = bool(self._exact)
         self._known: dict[tuple[tuple[int, ...], _Beginning, bool], Progress] = {}
         self._num_kept = 0
@@ -250,7 +254,13 @@ class RequiredTerms:
 
     def _continued(self, progress: Progress, token_id: int) -> _Beginning | None:
         """Returns what a target has begun with one more token, if that goes on with what it has begun."""
-        first, end, length = progress.begun
+        begun = self._narrowed(progress.begun, token_id)
+        is_open = any(self._open(progress.missing, begun, is_after_break=progress.is_after_break))
+        return begun if is_open else None
+
+    def _narrowed(self, begun: _Beginning, token_id: int) -> _Beginning:
+        """Returns a beginning with one more token."""
+        first, end, length = begun
 
         def next_id(each: tuple[int, Spelling]) -> int:
             ids = each[1].token_ids
@@ -258,9 +268,7 @@ class RequiredTerms:
 
         first = bisect_left(self._spellings, token_id, first, end, key=next_id)
         end = bisect_right(self._spellings, token_id, first, end, key=next_id)
-        begun = _Beginning(first, end, length + 1)
-        is_open = any(self._open(progress.missing, begun, is_after_break=progress.is_after_break))
-        return begun if is_open else None
+        return _Beginning(first, end, length + 1)
 
     def _decided(self, progress: Progress, *, goes_on: bool) -> Progress:
         """Returns the progress of a target if what it has begun does not go on, before the next token.
@@ -360,8 +368,8 @@ class RequiredTerms:
             going_on = going_on.settled
         return wanted
 
-    def repeats(self, progress: Progress, token_ids: list[int], token_id: int) -> bool:
-        """Returns whether a token leaves the target with a term that it must not have again.
+    def spoils(self, progress: Progress, token_ids: list[int], token_id: int) -> bool:
+        """Returns whether a token leaves the target with an exact term too often, or without its breaks.
 
         The term may stand again inside of a longer one that is missing, so a token that does not go on with
         that one leaves it, too.
@@ -371,6 +379,8 @@ class RequiredTerms:
             token_ids: The same target.
             token_id: The token.
         """
+        if self._is_glued(progress, token_ids, token_id):
+            return True
         first = self._first_repeated(progress)
         if token_id not in self._exact and first is None:
             return False
@@ -380,11 +390,56 @@ class RequiredTerms:
         if is_decided and self._ended(progress, goes_on=self._goes_on(token_id)) is None:
             return True
         return any(
-            not after.missing[number]
-            and len(before) >= after.begun.length
-            and token_ids[len(token_ids) - len(before) :] == before
-            for number, before in self._exact.get(token_id, ())
+            token_ids[len(token_ids) - len(before) :] == before
+            and (
+                (not after.missing[number] and len(before) >= after.begun.length)
+                or (
+                    is_spaced
+                    and len(before) + 1 >= after.begun.length  # not inside of a longer one
+                    and self._lacks_break(token_ids, len(before))
+                )
+            )
+            for number, before, is_spaced in self._exact.get(token_id, ())
         )
+
+    def _is_glued(self, progress: Progress, token_ids: list[int], token_id: int) -> bool:
+        """Returns whether a token continues a word with an exact term, or an exact term with a word.
+
+        A word may go on with the letters that begin a term. So of the terms that need a break before them,
+        only those that begin with a mark are found at their first token, the others when they are whole.
+        """
+        token = self._bytes_of(token_id)
+        numbers = self._spaced.get(token_id)
+        if (
+            numbers
+            and begins_with_mark(token)
+            and any(progress.missing[number] for number in numbers)
+            and self._lacks_break(token_ids, 0)
+            and not self._may_begin(progress, token_id)
+        ):
+            return True
+        if not (self._has_word_ends and progress.begun.length and begins_inside(token)):
+            return False
+        is_ended = self._ended(progress, goes_on=True) is not None
+        if is_ended or self._continued(progress, token_id) is not None:
+            return False
+        number = self._ended(progress, goes_on=False)
+        return number is not None and self.terms[number].is_exact
+
+    def _may_begin(self, progress: Progress, token_id: int) -> bool:
+        """Returns whether a token goes on with what a target has begun, or begins a term without a break."""
+        if progress.begun.length and self._continued(progress, token_id) is not None:
+            return True
+        begun = self._narrowed(self._nothing, token_id)
+        return any(
+            not (spelling.begins_after_break and self.terms[number].is_exact)
+            for number, spelling in self._open(progress.missing, begun, is_after_break=False)
+        )
+
+    def _lacks_break(self, token_ids: list[int], length: int) -> bool:
+        """Returns whether no placeholder may stand directly after what is before some last tokens."""
+        before = token_ids[: len(token_ids) - length][-1:]
+        return bool(before) and not admits_placeholder(self._bytes_of(before[0]))
 
     def _first_repeated(self, progress: Progress) -> int | None:
         """Returns where the first term that a target must not have again is in what it has begun."""
@@ -394,7 +449,7 @@ class RequiredTerms:
             places = (
                 place - len(before)
                 for place, token_id in enumerate(tail)
-                for number, before in self._exact.get(token_id, ())
+                for number, before, _ in self._exact.get(token_id, ())
                 if not progress.missing[number] and tail[max(place - len(before), 0) : place] == before
             )
             progress.first_repeated = min(places, default=length)

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,12 +18,14 @@ from seq2seq_serve.bundle.pictures import Resampling
 from seq2seq_serve.server.engine.async_engine import AsyncEngine
 from seq2seq_serve.server.engine.request import NO_ADAPTER
 from seq2seq_serve.server.errors import Forbidden, Unavailable, UnknownModel
+from seq2seq_serve.server.models.kept import Kept
 from seq2seq_serve.server.runner.sizing import Sizing, source_specs
 from seq2seq_serve.server.telemetry.metrics import Metrics
 from seq2seq_serve.server.telemetry.record import Caller, CallRecord
 from seq2seq_serve.server.telemetry.statistics import Statistics
 
 _ENGLISH = "en"
+_MOST_OPTION_BYTES = 2**17  # a byte of a glossary may take 200 of memory, if all words have one letter
 _NAMES_IN_MESSAGE = 20  # gRPC's metadata, in which a message is, is bounded
 
 
@@ -113,7 +115,7 @@ class ServedModel:
         self.num_target_positions = sizing.sizes[Axis.CACHE_CAPACITY]
         self.max_target_length = self.num_target_positions - (len(manifest.template.start) - 1)
         self.places: list[ServedModel | None] = [None] * sizing.num_adapters
-        self.decodings: dict[Hashable, Any] | None = {}
+        self.decodings: Kept[Any] | None = Kept(_MOST_OPTION_BYTES)
 
     def adapted(self, name: str, adapter: Adapter, place: int) -> ServedModel:
         """Returns the model that is this one with an adapter, which the engine has in a place."""
@@ -124,7 +126,8 @@ class ServedModel:
     def named(self, name: str) -> ServedModel:
         """Returns this model under the name of an adapter, which is not loaded."""
         model = copy.copy(self)
-        model.base, model.name, model.places, model.decodings = self, name, [], {}
+        model.base, model.name, model.places = self, name, []
+        model.decodings = Kept(_MOST_OPTION_BYTES)
         return model
 
 

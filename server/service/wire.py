@@ -7,15 +7,21 @@ of their bytes. The count stores nothing and ends at a bound (https://protobuf.d
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
+from typing import Any
 
 import numpy as np
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
 
 # A map entry counts three times: itself, its key and its value. Valid requests have at most 1024 biases.
 MAX_FIELDS = 2**13
 # The numbers in packed fields; one input tensor may have this many.
 MAX_NUMBERS = 2**20
+
+_OPTIONS: Any = GenerateOptions.DESCRIPTOR
+_LEAST_KEPT, _MOST_KEPT = 2**11, 2**17  # bytes of options
 
 _VARINT, _FIXED64, _LENGTH, _GROUP_START, _GROUP_END, _FIXED32 = range(6)
 _MAX_VARINT_BYTES = 10
@@ -66,6 +72,11 @@ def check_elements(raw: bytes, descriptor: Descriptor) -> None:
         TooManyElements: The message has more than `MAX_FIELDS` or `MAX_NUMBERS`.
         ValueError, IndexError: The bytes are not a message.
     """
+    _count(raw, descriptor)
+
+
+def _count(raw: bytes, descriptor: Descriptor) -> tuple[int, int]:
+    """Returns the numbers of fields and of packed numbers of a message; raises as `check_elements`."""
     num_fields = num_numbers = 0
     octets = np.frombuffer(raw, np.uint8)
     unread = [(0, len(raw), descriptor)]
@@ -89,7 +100,12 @@ def check_elements(raw: bytes, descriptor: Descriptor) -> None:
                 place = start + length
                 if place > end:
                     raise ValueError("a field ends after its message")
-                if number in layout.messages:
+                if layout.messages.get(number) is _OPTIONS and _LEAST_KEPT < length <= _MOST_KEPT:
+                    its_fields, its_numbers = _kept_count(raw[start:place])
+                    num_fields, num_numbers = num_fields + its_fields, num_numbers + its_numbers
+                    if num_fields > MAX_FIELDS or num_numbers > MAX_NUMBERS:
+                        raise TooManyElements("the message and its options have too many fields or numbers")
+                elif number in layout.messages:
                     unread.append((start, place, layout.messages[number]))
                 elif number in layout.widths:
                     num_numbers += _num_packed(octets[start:place], layout.widths[number])
@@ -97,6 +113,13 @@ def check_elements(raw: bytes, descriptor: Descriptor) -> None:
                         raise TooManyElements(f"the message has more than {MAX_NUMBERS} numbers")
             elif kind not in (_GROUP_START, _GROUP_END):  # a group's fields are counted like its message's
                 raise ValueError(f"{kind} is not a wire type")
+    return num_fields, num_numbers
+
+
+@lru_cache(maxsize=16)
+def _kept_count(raw: bytes) -> tuple[int, int]:
+    """Counts the elements of options, which have the same many terms in one message after the other."""
+    return _count(raw, _OPTIONS)
 
 
 def _num_packed(octets: np.ndarray[tuple[int], np.dtype[np.uint8]], width: int | None) -> int:

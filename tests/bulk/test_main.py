@@ -396,6 +396,31 @@ def test_texts_of_a_translation_memory_are_not_decoded(bundle_path, tmp_path, ca
     assert capsys.readouterr().err.startswith(f"error: {memory}: the file is not XML")
 
 
+def test_changed_placeholders_and_inputs_and_glossaries_without_texts_are_reported(
+    bundle_path, tmp_path, capsys
+):
+    """They were not: only `translate` reported them."""
+    units = "".join(
+        f'<tu><tuv xml:lang="ko"><seg>{text}</seg></tuv><tuv xml:lang="en"><seg>lost</seg></tuv></tu>'
+        for text in ("하나 {a}", "둘 {b}", "셋")
+    )
+    (tmp_path / "m.tmx").write_text(f'<tmx version="1.4"><header srclang="ko"/><body>{units}</body></tmx>')
+    (tmp_path / "a.json").write_text('{"a": "셋", "b": "하나 {a}", "c": "둘 {b}"}')
+    (tmp_path / "b.txt").write_text("하나 {a}\n")  # has to keep none
+    (tmp_path / "c.txt").write_text("")
+    (tmp_path / "d.tsv").write_text("")
+    inputs = [str(tmp_path / name) for name in ("a.json", "b.txt", "c.txt")]
+    flags = ["--memory", str(tmp_path / "m.tmx"), "--glossary", str(tmp_path / "d.tsv"), *FLAGS]
+    assert main([str(bundle_path), "--input", *inputs, "--output", str(tmp_path / "out"), *flags]) == 0
+    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
+    changed = "the target has other placeholders than the source, or a tag not around a text: correct it"
+    assert warnings == [
+        f"warning: {tmp_path}/d.tsv: 0 terms",
+        f"warning: {tmp_path}/c.txt: 0 texts",
+        f"warning: {tmp_path}/a.json: text 2 and 1 more: {changed}",
+    ]
+
+
 def test_targets_have_the_terms_of_a_glossary(bundle_path, tmp_path, capsys):
     texts = texts_of(6)
     (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in texts))
@@ -429,6 +454,6 @@ def test_documents_of_programs_keep_placeholders(bundle_path, tmp_path):
         found = re.findall('(?:<p>|msgstr ")(.+)(?:</p>|")', (tmp_path / folder / name).read_text())
         return list(map(html.unescape, found))
 
-    assert written("out", "a.po") == [kept[0].replace("{name}", " {name}"), kept[1]]  # as in the source
+    assert written("out", "a.po") == kept
     assert written("other", "a.po") == plain
     assert written("out", "b.html") == plain

@@ -1,6 +1,6 @@
 import pytest
 
-from seq2seq_serve.bundle.placeholders import is_kept, placeholders, with_spaces
+from seq2seq_serve.bundle.placeholders import is_kept, placeholders, space_around
 
 
 def found(text: str) -> list[str]:
@@ -62,21 +62,21 @@ def test_tags_of_a_target_are_in_pairs_as_in_the_source(source, target, expected
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "expected"),
+    ("text", "expected"),
     [
-        ("나는 {name}", "I{name}.", "I {name}."),
-        ("오늘은 %s 입니다 %1$s", "Today is%s%1$s.", "Today is %s %1$s."),
-        ("나는 <b>학생</b> 이다", "I<b>student</b>am", "I <b>student</b> am"),
-        ("{a} 은 {b} 의", "{a}is{b}", "{a} is {b}"),
-        ("파일{n} 개", "file{n}", "file{n}"),
-        ("나는 {name}", "({name})", "({name})"),
-        ("나는 {name} 은", "나{name}은 {name}은", "나{name}은 {name}은"),
-        ("a {b}", "日{b}本", "日{b}本"),
-        ("{a}{a} b", "{a}{a}c", "{a}{a} c"),
-        ("가 {a}", "{a}", "{a}"),
-        ("가", "a{b}", "a{b}"),
+        ("{name}", (True, True)),
+        ("나는 {name}은", (True, True)),
+        ("({name})", (True, True)),
+        ("v{version}, ", (None, True)),
+        ("_{width}px", (None, False)),
+        ("a.{name}", (False, True)),
+        ("<b>학생", (True, False)),
+        ("학생<b>이다", (False, False)),
+        ("나는 <b>학생", (True, False)),
+        ("나는 </b> 학생", (True, True)),
+        ("학생</b>", (None, True)),
     ],
 )
-def test_a_placeholder_has_the_spaces_of_its_source(source, target, expected):
-    """It was glued to the word before it."""
-    assert with_spaces(source, target) == expected
+def test_a_placeholder_needs_breaks_unless_it_is_a_part_of_a_word(text, expected):
+    [place] = placeholders(text)
+    assert space_around(text, *place) == expected

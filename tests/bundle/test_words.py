@@ -1,6 +1,6 @@
 import pytest
 
-from seq2seq_serve.bundle.words import begins_inside, is_inside, needs_space, opens, words
+from seq2seq_serve.bundle.words import admits_placeholder, begins_inside, is_inside, needs_space, opens, words
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,12 @@ def test_a_word_stands_directly_after_all_but_letters_digits_and_underscores():
     assert opens("“".encode()[2:])  # a part of a character
     for token in (" Maschine", "é", "e\u0301", "7", "_"):
         assert not opens(token.encode())
+        assert not admits_placeholder(token.encode())
+
+
+def test_a_placeholder_does_not_stand_directly_after_what_closes_something():
+    assert all(map(admits_placeholder, [b"", b"a ", b"(", b'"', "은".encode()]))
+    assert not any(map(admits_placeholder, [b"a.", b"{a}", b"</b>", b")", b","]))
 
 
 def test_a_word_and_a_variable_need_a_space_before_them_and_a_tag_does_not():

@@ -273,3 +273,23 @@ def test_what_cannot_be_completed_is_refused(name, content, message):
     with pytest.raises(WrongFile) as caught:
         translated(name, content, capitals)
     assert caught.value.strerror.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("state", "is_translated"), [("initial", True), ("translated", False), ("final", False)]
+)
+def test_a_segment_with_a_target_is_translated_if_its_state_is_initial(state, is_translated):
+    """It was not, as if each target were a translation."""
+    segment = f'<segment state="{state}"><source>One</source><target>One</target></segment>'
+    content = f'<xliff version="2.0" trgLang="ko"><file><unit id="1">{segment}</unit></file></xliff>'
+    texts, written = translated("a.xliff", content, capitals)
+    assert texts == ["One"] * is_translated
+    assert ('<segment state="translated"><source>One</source><target>ONE<' in written) == is_translated
+    assert (written == content) == (not is_translated)
+
+
+@pytest.mark.parametrize("state", ["translated", "final", "signed-off", "needs-review-translation"])
+def test_a_target_of_another_state_stays(state):
+    unit = f'<trans-unit id="1"><source>One</source><target state="{state}">Eins</target></trans-unit>'
+    content = f'<xliff version="1.2"><file target-language="ko"><body>{unit}</body></file></xliff>'
+    assert translated("a.xliff", content, capitals) == ([], content)

@@ -95,10 +95,40 @@ def test_a_message_is_fuzzy_without_its_placeholders(message, target, is_fuzzy):
     assert ("fuzzy" in translated("a.po", content, lambda _: answer)[1]) is is_fuzzy
 
 
-def test_a_placeholder_is_not_glued_to_a_word_where_the_message_has_a_space():
-    answer = GenerateResponse(hypotheses=[Hypothesis(text="I{name}.")])
-    written = translated("a.po", 'msgid "나는 {name}"\nmsgstr ""\n', lambda _: answer)[1]
-    assert written == 'msgid "나는 {name}"\nmsgstr "I {name}."\n'
+_HEAD = 'msgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=UTF-8\\n"\n'
+_MESSAGE = '\nmsgid "Language: xx\\n"\nmsgstr ""\n"Language: yy\\n"\n'
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        ('"Language: \\n"\n', '"Language: pt_BR\\n"\n'),
+        ("", '"Language: pt_BR\\n"\n'),
+        ('"Language: pt\\n"\n', '"Language: pt\\n"\n'),
+        ('"X-Source-Language: de\\n"\n', '"X-Source-Language: de\\n"\n"Language: pt_BR\\n"\n'),
+    ],
+)
+def test_the_header_gets_the_language_of_the_translations_if_it_lacks_one(head, expected):
+    document = Messages(f"# c\n{_HEAD}{head}{_MESSAGE}".encode(), Path("a.po"))
+    document.target_language = "pt-BR"
+    written = document.content().decode()
+    assert written == f"# c\n{_HEAD}{expected}{_MESSAGE}"
+    assert polib.pofile(written).metadata["Language"] in ("pt", "pt_BR")
+
+
+@pytest.mark.parametrize(
+    ("head", "problem"),
+    [
+        ('"Language: pt_BR\\n"\n"X-Source-Language: de-AT\\n"\n', ""),
+        ('"Language: pt@latin\\n"\n', ""),
+        ('"Language: fr\\n"\n', "its target language is fr, and that of the translation is pt"),
+        ('"X-Source-Language: fr\\n"\n', "its source language is fr, and that of the translation is de"),
+        ("", ""),
+    ],
+)
+def test_the_languages_of_the_header_are_those_of_the_translation(head, problem):
+    document = Messages(f"{_HEAD}{head}{_MESSAGE}".encode(), Path("a.po"))
+    assert document.language_problem(("de", "pt")) == problem
 
 
 @pytest.mark.parametrize("forms", ["1", "6", "0002"])

@@ -1,6 +1,7 @@
 """Slides, tables, books and OpenDocument files: texts change, and other libraries read the rest as before."""
 
 import io
+import re
 import warnings
 import zipfile
 from pathlib import Path
@@ -24,6 +25,7 @@ from pptx.enum.chart import XL_CHART_TYPE
 from seq2seq_serve.documents.kinds import FILES
 from seq2seq_serve.documents.segments import WrongFile
 from tests.documents.answers import backwards, capitals, translated
+from tests.documents.attacks import archive_of
 
 
 def saved(write) -> bytes:
@@ -319,3 +321,32 @@ def test_what_cannot_be_read_is_refused_in_one_line(name, content, message):
     with pytest.raises(WrongFile) as caught:
         translated(name, content, capitals)
     assert caught.value.strerror.startswith(message)
+
+
+PICTURE = '<img src="a.png" alt=""/>'
+FORMULA = '<math xmlns="http://www.w3.org/1998/Math/MathML"><mi>x</mi></math>'
+
+
+@pytest.mark.parametrize(
+    ("content", "texts", "answer", "expected"),
+    [
+        (f"Das {PICTURE} Bild hier", ["Das Bild hier"], "HIER BILD DAS", f"HIER BILD DAS {PICTURE}"),
+        (f"Wenn {FORMULA} gilt", ["Wenn x gilt"], "GILT X WENN", f"GILT {FORMULA} WENN"),
+        (f"{PICTURE}Ein Bild", ["Ein Bild"], "BILD EIN", f"{PICTURE}BILD EIN"),
+        (f"Eins.{PICTURE}Zwei.", ["Eins.", "Zwei."], "", f"EINS.{PICTURE}ZWEI."),
+    ],
+)
+def test_pictures_and_formulas_stay_once_within_the_sentence_of_a_book(content, texts, answer, expected):
+    """They cut it into texts."""
+    page = f'<html xmlns="http://www.w3.org/1999/xhtml"><body><p>{content}</p></body></html>'
+    whole = archive_of(
+        {
+            "META-INF/container.xml": '<c><rootfile full-path="a.opf"/></c>',
+            "a.opf": '<p><item href="a.xhtml" media-type="application/xhtml+xml"/></p>',
+            "a.xhtml": page,
+        }
+    )
+    found, written = translated("a.epub", whole, backwards if answer else capitals)
+    assert found == texts
+    shown = re.search("<p>(.*)</p>", parts(written)["a.xhtml"].decode())[1]
+    assert " ".join(shown.split()) == expected

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import docx
 import pytest
+from PIL import Image
 
 from seq2seq_serve.documents.segments import WrongFile
 from seq2seq_serve.documents.word import WordDocument
@@ -115,6 +116,106 @@ def test_links_stay_in_one_piece_and_notes_and_bookmarks_at_their_words(paragrap
     written = body(translated("a.docx", content, aligned(*answer))[1])
     written = re.sub('</w:t><w:t xml:space="preserve">', "", written)  # texts of one run
     assert written == f"<w:p>{expected}</w:p>"
+
+
+def field(instruction: str, *result: str) -> str:
+    begin, separate, end = (
+        f'<w:r><w:fldChar w:fldCharType="{kind}"/></w:r>' for kind in ("begin", "separate", "end")
+    )
+    code = f'<w:r><w:instrText xml:space="preserve"> {instruction} </w:instrText></w:r>'
+    return begin + code + (separate + "".join(result) if result else "") + end
+
+
+WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+SIMPLE = '<w:fldSimple w:instr=" REF x ">' + run("Bild 3") + "</w:fldSimple>"
+PICTURE = '<w:r><w:drawing><a:x xmlns:a="a"/></w:drawing></w:r>'
+PAGE, WEB, ENTRY = field("PAGEREF x", run("12")), 'HYPERLINK "http://a"', field('XE "a"')
+
+
+@pytest.mark.parametrize(
+    ("paragraph", "text", "answer", "expected"),
+    [
+        (  # the words around a field are one text, in which its own stay
+            run("Siehe Seite ") + PAGE + run(" im Buch."),
+            "Siehe Seite 12 im Buch.",
+            ("In the book see page 12.", "3 4 4 0 1 2"),
+            run("In the book see page ") + PAGE + run("."),
+        ),
+        (  # also if the target does not have them
+            run("Siehe Seite ") + PAGE + run(" im Buch."),
+            "Siehe Seite 12 im Buch.",
+            ("In the book see page.", "3 4 4 0 1"),
+            run("In the book see page") + run(" ") + PAGE + run("."),
+        ),
+        (
+            run("Siehe ") + SIMPLE + run(" hier."),
+            "Siehe Bild 3 hier.",
+            ("Here see Bild 3.", "3 0 1 2"),
+            run("Here see ") + SIMPLE + run("."),
+        ),
+        (  # the words of a link are translated
+            run("Lies ") + field(WEB, run("diese Seite", LINK)) + run(" bitte."),
+            "Lies diese Seite bitte.",
+            ("Please read this page.", "3 0 1 2"),
+            run("Please read ") + field(WEB, run("this page", LINK)) + run("."),
+        ),
+        (
+            run("Lies ") + f"<w:fldSimple w:instr=' {WEB} '>{run('diese Seite', LINK)}</w:fldSimple>",
+            "Lies diese Seite",
+            ("This page read", "1 2 0"),
+            f"<w:fldSimple w:instr=' {WEB} '>{run('This page', LINK)}</w:fldSimple>" + run(" read"),
+        ),
+        (  # a field within a link
+            field(WEB, run("Seite ", LINK), PAGE) + run(" lesen"),
+            "Seite 12 lesen",
+            ("read page 12", "2 0 1"),
+            run("read ") + field(WEB, run("page ", LINK), PAGE),
+        ),
+        (  # a hidden one
+            run("Ein ") + ENTRY + run("Wort"),
+            "Ein Wort",
+            ("A word", "0 1"),
+            run("A ") + ENTRY + run("word"),
+        ),
+        (
+            run("Ein ") + PICTURE + run("Bild hier."),
+            "Ein Bild hier.",
+            ("Here a picture.", "2 0 1"),
+            run("Here a ") + PICTURE + run("picture."),
+        ),
+        (  # one of several paragraphs
+            run("Siehe") + '<w:r><w:fldChar w:fldCharType="begin"/></w:r>',
+            "Siehe",
+            ("See", "0"),
+            run("See") + '<w:r><w:fldChar w:fldCharType="begin"/></w:r>',
+        ),
+    ],
+)
+def test_fields_and_pictures_stay_once_within_their_sentence(paragraph, text, answer, expected):
+    """They cut it into texts."""
+    texts, written = translated("a.docx", word_file(f"<w:p>{paragraph}</w:p>"), aligned(*answer))
+    assert texts == [text]
+    written = re.sub('</w:t><w:t xml:space="preserve">', "", body(written))
+    assert written == f"<w:p>{expected}</w:p>"
+
+
+def test_a_file_with_fields_and_pictures_can_be_read_by_others():
+    document, stream = docx.Document(), io.BytesIO()
+    paragraph, picture = document.add_paragraph("one "), io.BytesIO()
+    Image.new("RGB", (2, 2)).save(picture, "png")
+    paragraph.add_run().add_picture(picture)
+    paragraph.add_run("two ")
+    field_xml = f'<w:p xmlns:w="{WORD}">{field(WEB, run("three ", LINK))}{SIMPLE}</w:p>'
+    for element in docx.oxml.parse_xml(field_xml):
+        paragraph._p.append(element)
+    document.save(stream)
+    texts, written = translated("a.docx", stream.getvalue(), backwards)
+    assert texts == ["one two three Bild 3"]
+    read = docx.Document(io.BytesIO(written))
+    assert read.paragraphs[0].text == " THREE TWO ONE"  # without the text of a `fldSimple`
+    assert len(read.inline_shapes) == 1
+    assert len(read.element.findall(f".//{{{WORD}}}fldChar")) == 3
+    assert len(read.element.findall(f".//{{{WORD}}}fldSimple")) == 1
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,9 @@ KEY = "api_key"
 FILE = "file"
 
 _TEXT, _HTML = "text", "html"
-_TERMS = "terms"  # not a field of LibreTranslate's
+_TERMS, _KEEP = "terms", "keep_placeholders"  # not fields of LibreTranslate's
 # `secret` is of LibreTranslate's own page.
-_FIELDS = ("q", "source", "target", "format", "alternatives", _TERMS, KEY, "secret", FILE)
+_FIELDS = ("q", "source", "target", "format", "alternatives", _TERMS, _KEEP, KEY, "secret", FILE)
 _MAX_TEXTS = 256
 _MOST_ALTERNATIVES = 10
 _MAX_DIGITS = 6
@@ -47,7 +47,8 @@ class Fields:
         target: The tag of the language into which they are translated; empty if it is missing.
         is_html: Whether the texts are HTML.
         num_alternatives: The number of further translations of each text.
-        terms: How terms are translated, alone in the options of a generation.
+        options: Of a generation: how terms are translated, and whether placeholders are kept.
+        keeps_placeholders: Whether documents of programs keep them.
         key: The caller's token.
         file: The content of a file.
         file_name: Its name.
@@ -59,7 +60,8 @@ class Fields:
     target: str
     is_html: bool
     num_alternatives: int
-    terms: GenerateOptions
+    options: GenerateOptions
+    keeps_placeholders: bool
     key: str
     file: bytes
     file_name: str
@@ -127,6 +129,7 @@ def _fields(values: Mapping[str, Any], file_name: str) -> Fields:
     file = values.get(FILE, b"")
     if not isinstance(file, bytes):
         raise InvalidRequest("file must be a file in a form of multipart/form-data", field=FILE)
+    options = _options(values)
     return Fields(
         texts=texts,
         is_list=isinstance(values.get("q"), list),
@@ -134,7 +137,8 @@ def _fields(values: Mapping[str, Any], file_name: str) -> Fields:
         target=tag_of(_text(values, "target")),
         is_html=form == _HTML,
         num_alternatives=_num_alternatives(values.get("alternatives", 0)),
-        terms=_terms(values.get(_TERMS)),
+        options=options,
+        keeps_placeholders=options.keep_placeholders or _KEEP not in values,
         key=_text(values, KEY),
         file=file,
         file_name=file_name,
@@ -148,13 +152,19 @@ def _text(values: Mapping[str, Any], name: str) -> str:
     return text
 
 
-def _terms(given: Any) -> GenerateOptions:
-    """Returns the terms of a JSON value, or of its text in a form."""
-    text = given if isinstance(given, str) else json.dumps(given)
-    try:
-        return OPTIONS[_TERMS].read(text) if given else GenerateOptions()
-    except ValueError as error:
-        raise InvalidRequest(f"{_TERMS} {error}", field=_TERMS) from None
+def _options(values: Mapping[str, Any]) -> GenerateOptions:
+    """Returns the options among some fields, each given as a JSON value, or as its text in a form."""
+    options = GenerateOptions()
+    for name in (_TERMS, _KEEP):
+        given = values.get(name)
+        if given is None or given in ([], {}):
+            continue
+        text = given if isinstance(given, str) else json.dumps(given)
+        try:
+            options.MergeFrom(OPTIONS[name].read(text, is_text=True))
+        except ValueError as error:
+            raise InvalidRequest(f"{name} {error}", field=name) from None
+    return options
 
 
 def _num_alternatives(given: Any) -> int:

@@ -13,6 +13,7 @@ from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import RemoteCall
 from seq2seq_serve.server.service.fair_thread import YieldPoint
+from seq2seq_serve.server.service.libretranslate.fields import Fields
 from seq2seq_serve.server.service.libretranslate.languages import Route
 from seq2seq_serve.server.service.read.options import Decoding
 from seq2seq_serve.server.service.seq2seq.generation import generate, read_decoding, with_patience
@@ -49,9 +50,8 @@ async def run(
     jobs: Sequence[TranslationUnit],
     route: Route,
     call: RemoteCall,
+    fields: Fields,
     *,
-    num_alternatives: int = 0,
-    terms: pb.GenerateOptions | None = None,
     refused: list[InvalidRequest] | None = None,
 ) -> None:
     """Translates texts, some of them at once. After the first ones, the others wait while the queue is full.
@@ -60,8 +60,7 @@ async def run(
         jobs: The texts.
         route: What translates them.
         call: The call that brought them.
-        num_alternatives: The number of further translations of each.
-        terms: How terms are translated, alone in the options of a generation.
+        fields: Its fields.
         refused: Gets the errors of texts that the model refuses, which end the request otherwise.
 
     Raises:
@@ -69,10 +68,11 @@ async def run(
         ServerError: The request fails.
     """
     async with call.calls.models.use(call, route.model) as model:
-        options = _options(route, num_alternatives, model)
-        if terms is not None:
-            options.MergeFrom(terms)
-        by_kind = options_by_kind(options, has_attention=model.sizing.num_hops > 0, keeps_placeholders=True)
+        options = _options(route, fields.num_alternatives, model)
+        options.MergeFrom(fields.options)
+        by_kind = options_by_kind(
+            options, has_attention=model.sizing.num_hops > 0, keeps_placeholders=fields.keeps_placeholders
+        )
         for kind, its in by_kind.items():
             if waiting := [job for job in jobs if kind_of(job.text) == kind]:
                 await _run_alike(waiting, await read_decoding(its, model, call), call, refused)

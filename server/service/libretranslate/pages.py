@@ -74,7 +74,7 @@ async def translate(fields: Fields, _request: Request, call: RemoteCall) -> Resp
                 jobs.setdefault(text.route, []).extend(text.jobs)
         try:
             for route, its in jobs.items():
-                await run(its, route, call, num_alternatives=fields.num_alternatives, terms=fields.terms)
+                await run(its, route, call, fields)
         except InvalidRequest as error:
             if error.row is not None:
                 error.field = "q"
@@ -112,7 +112,7 @@ async def translate_file(
             if problem := file.document.language_problem(languages):
                 raise InvalidRequest(f"{problem}: send other languages, or correct the file", field=FILE)
             refused: list[InvalidRequest] = []
-            await run(file.text.jobs, file.text.route, call, terms=fields.terms, refused=refused)
+            await run(file.text.jobs, file.text.route, call, fields, refused=refused)
             if len(refused) == len(file.text.jobs):
                 refused[0].field = FILE
                 raise refused[0]

@@ -18,7 +18,7 @@ from seq2seq_serve.protos.languages import standard_tag
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.service.calls import RemoteCall
 from seq2seq_serve.server.service.fair_thread import YieldPoint
-from seq2seq_serve.server.service.libretranslate.fields import FILE, Fields
+from seq2seq_serve.server.service.libretranslate.fields import AUTO, FILE, Fields
 from seq2seq_serve.server.service.libretranslate.jobs import TranslationUnit, alternatives, jobs_of
 from seq2seq_serve.server.service.libretranslate.languages import MOST_DETECTED, NOT_DETECTED, Detected, Route
 
@@ -99,6 +99,7 @@ async def read_texts(fields: Fields, call: RemoteCall, held: ExitStack) -> list[
         for place, content in enumerate(contents):
             checkpoint()
             document = HtmlDocument(content, Path("q"), "utf-8")
+            document.source_language = _language_of(fields)
             texts.append(_segmented(fields.texts[place], document, jobs_of(document, place)))
         return texts
 
@@ -144,6 +145,7 @@ async def read_file(fields: Fields, call: RemoteCall, held: ExitStack) -> File:
 
     def parse() -> tuple[Document, list[TranslationUnit]]:
         document = parse_file(suffix, content, path, _MAX_MARKS, _MAX_TEXT_BYTES)
+        document.source_language = _language_of(fields)
         return document, jobs_of(document, is_software=suffix in SOFTWARE)
 
     def read(_: YieldPoint) -> File:
@@ -157,6 +159,11 @@ async def read_file(fields: Fields, call: RemoteCall, held: ExitStack) -> File:
     if isinstance(file.document, Archive):
         room.grow(_memory_of(file.document.num_bytes, _MAX_MARKS))
     return file
+
+
+def _language_of(fields: Fields) -> str:
+    """Returns the tag of the language of texts; empty if it has to be detected."""
+    return "" if fields.source == AUTO else standard_tag(fields.source)
 
 
 def _plain(text: str, place: int) -> Text:

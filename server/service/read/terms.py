@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from seq2seq_serve.bundle.normalization import INVISIBLE, is_blank
-from seq2seq_serve.bundle.placeholders import placeholders
+from seq2seq_serve.bundle.placeholders import placeholders, space_around
 from seq2seq_serve.bundle.words import is_inside, needs_space, words
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
 from seq2seq_serve.server.engine.request import Beam
@@ -72,7 +72,6 @@ class Glossary:
 
     Attributes:
         beam: The search of a target with terms, if the message does not ask for one.
-        num_bytes: The size of the terms.
 
     Raises:
         InvalidRequest: A term is empty or too long, has two translations, or cannot be written.
@@ -86,7 +85,8 @@ class Glossary:
             defaults.length_penalty_formula,
             defaults.early_stopping,
         )
-        self.num_bytes = sum(term.ByteSize() for term in options.terms)
+        self._num_bytes = sum(term.ByteSize() for term in options.terms)
+        self._most_bytes = max((term.ByteSize() for term in options.terms), default=0)
         self._tokenizer, self._keeps = model.target_tokenizer, options.keep_placeholders
         self._exact, self._folded = _Node(), _Node()  # by their words, and by these without case
         for place, term in enumerate(options.terms):
@@ -119,6 +119,10 @@ class Glossary:
                     field=f"options.terms[{place}].target",
                 )
 
+    def num_found_bytes(self, num_characters: int) -> int:
+        """Returns the largest size of the terms that are in a text of a length."""
+        return min(self._num_bytes, self._most_bytes * min(num_characters, _MAX_FOUND))
+
     def required(self, text: str, field: str, checkpoint: YieldPoint) -> Required | None:
         """Returns what the target of a text must have; None for nothing.
 
@@ -130,7 +134,8 @@ class Glossary:
         Raises:
             InvalidRequest: The text has too many terms and placeholders.
         """
-        targets, kept = self._found(text, checkpoint)
+        targets, places = self._found(text, checkpoint)
+        kept = {one: [space_around(text, *place) for place in its] for one, its in places.items()}
         texts = [*dict.fromkeys((*targets, *kept))]
         if len(texts) > _MAX_FOUND:
             what = "terms and placeholders" if kept else "terms"
@@ -141,50 +146,68 @@ class Glossary:
             )
         if not texts:
             return None
-        others = [one for one in texts if one not in self._spellings]
-        spellings = self._spellings | dict(zip(others, self._written(others, checkpoint), strict=True))
+        known = self._spellings
+        others = [one for one in texts if one not in known]
+        spellings = {one: known[one] for one in texts if one in known}
+        spellings |= zip(others, self._written(others, checkpoint), strict=True)
         writable = tuple(one for one in texts if spellings[one])
         terms = [
             Term(
-                tuple(each._replace(begins_after_break=False) for each in spellings[one])
-                if one in kept
-                else spellings[one],
-                targets[one] + kept[one],
+                self._spaced(spellings[one], kept[one]) if one in kept else spellings[one],
+                targets[one] + len(kept.get(one, ())),
                 is_exact=one in kept,
             )
             for one in writable
         ]
         return Required(tuple(terms), writable, tuple(one for one in texts if not spellings[one]))
 
+    def _spaced(
+        self, ways: Sequence[Spelling], spaces: Sequence[tuple[bool | None, bool]]
+    ) -> tuple[Spelling, ...]:
+        """Returns how a placeholder is written, by the breaks that it needs at each of its places."""
+        before, after = [each[0] for each in spaces], [each[1] for each in spaces]
+        if all(one is None for one in before):
+            ways = [each for each in ways if not self._begins_with_space(each)] or ways
+        return tuple(
+            Spelling(
+                each.token_ids,
+                begins_after_break=all(before) and not self._begins_with_space(each),
+                ends_before_break=all(after),
+            )
+            for each in ways
+        )
+
+    def _begins_with_space(self, spelling: Spelling) -> bool:
+        table, first = self._tokenizer.token_bytes, spelling.token_ids[0]
+        return first < len(table) and table[first].startswith(b" ")
+
     def _written(self, texts: Sequence[str], checkpoint: YieldPoint) -> list[tuple[Spelling, ...]]:
         """Returns how each of some texts is written; in no way if the tokenizer cannot."""
-        table, written = self._tokenizer.token_bytes, list[tuple[Spelling, ...]]()
+        written = list[tuple[Spelling, ...]]()
         for begin in range(0, len(texts), _TERMS_AT_ONCE):
             checkpoint()
             some = texts[begin : begin + _TERMS_AT_ONCE]
             for text, ways in zip(some, self._tokenizer.spellings(some), strict=True):
                 needs_break, is_word = needs_space(text), is_inside(text.rstrip()[-1:])
+                each = [Spelling(ids, ends_before_break=is_word) for ids in ways]
                 written.append(
                     tuple(
-                        Spelling(
-                            ids,
-                            begins_after_break=needs_break
-                            and not (ids[0] < len(table) and table[ids[0]].startswith(b" ")),
-                            ends_before_break=is_word,
-                        )
-                        for ids in ways
+                        one._replace(begins_after_break=needs_break and not self._begins_with_space(one))
+                        for one in each
                     )
                 )
         return written
 
-    def _found(self, text: str, checkpoint: YieldPoint) -> tuple[Counter[str], Counter[str]]:
-        """Returns the targets of the terms in a text, and its placeholders, with their numbers.
+    def _found(
+        self, text: str, checkpoint: YieldPoint
+    ) -> tuple[Counter[str], dict[str, list[tuple[int, int]]]]:
+        """Returns the targets of the terms in a text with their numbers, and the places of its placeholders.
 
         No term is inside of a placeholder.
         """
-        targets, kept, begin = Counter[str](), Counter[str](), 0
+        targets, kept, begin = Counter[str](), dict[str, list[tuple[int, int]]](), 0
         for first, end in placeholders(text) if self._keeps else ():
-            kept[text[first:end]] += 1
+            kept.setdefault(text[first:end], []).append((first, end))
             targets.update(self._translated(text[begin:first], checkpoint))
             begin = end
         targets.update(self._translated(text[begin:], checkpoint))

@@ -39,7 +39,6 @@ WritePiece = Callable[[pb.Piece], Awaitable[None]]
 
 _HEADER_BYTES_PER_TEXT_BYTE = 8  # a GIF of 148 KB can take 20 ms
 _SMALL_STREAM_BYTES = 2**14  # of an answer
-_KEPT_BYTES, _MOST_KEPT = 128, 256  # of options, and how many of a model
 _MEMORY_PER_BYTE = 6  # of an answer, while its alternatives are Python's objects
 
 
@@ -66,7 +65,7 @@ async def read(
     num_array_bytes = num_file_bytes + sum(len(given.source.tensor.data) for given in inputs)
     num_text_bytes = sum(source.ByteSize() for source in sources) - num_array_bytes
     if decoding.glossary is not None:
-        num_text_bytes += decoding.glossary.num_bytes
+        num_text_bytes += decoding.glossary.num_found_bytes(num_text_bytes)
     if not num_file_bytes:
         return await call.read(work, num_text_bytes + num_array_bytes // BYTES_PER_TEXT_BYTE)
 
@@ -95,25 +94,23 @@ async def read(
 async def read_decoding(
     options: pb.GenerateOptions, model: ServedModel, call: Call, *, stream: bool = False
 ) -> Decoding:
-    """Returns how the targets of a message are decoded, which the model keeps for equal short options.
+    """Returns how the targets of a message are decoded, which the model keeps for equal options.
 
     Raises:
         ServerError: As `read_options`, or `Call.read` raises it.
     """
-    num_bytes, kept = options.ByteSize(), model.decodings
-    if num_bytes > _KEPT_BYTES or kept is None:
-        return await call.read(
+    read_from = options.SerializeToString(), call.caller, stream
+    decoding: Decoding | None = model.decodings.get(read_from) if model.decodings is not None else None
+    if decoding is None:
+        num_bytes = options.ByteSize()
+        decoding = await call.read(
             lambda checkpoint: read_options(
                 options, model, call.caller, stream=stream, checkpoint=checkpoint
             ),
             num_bytes,
         )
-    read_from = options.SerializeToString(), call.caller, stream
-    decoding: Decoding | None = kept.get(read_from)
-    if decoding is None:
-        decoding = kept[read_from] = read_options(options, model, call.caller, stream=stream)
-        if len(kept) > _MOST_KEPT:
-            del kept[next(iter(kept))]
+        if model.decodings is not None:
+            model.decodings.keep(read_from, decoding, num_bytes)
     return decoding
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from seq2seq_serve.bundle.words import begins_inside, opens
+from seq2seq_serve.bundle.words import admits_placeholder, begins_inside, begins_with_mark, opens
 from seq2seq_serve.server.engine import terms as terms_module
 from seq2seq_serve.server.engine.request import Beam
 from seq2seq_serve.server.engine.result import FinishReason
@@ -24,8 +24,8 @@ from tests.server.engine.test_search import LETTERS, TableRunner
 from tests.server.fakes import FakeRunner, make_request
 
 A, B, C = 3, 4, 5
-# Token 4 continues a word, and no word may stand after 4 and 5: the bytes of tokens by their ids.
-TOKENS = (b"", b"", b"", b" . ", b"a", b".a")
+# Token 4 continues a word, no word may stand after 4 and 5, nor a placeholder after 3: the bytes of tokens.
+TOKENS = (b"", b"", b"", b" .", b"a", b".a")
 
 
 def term(*spellings: tuple[int, ...], **options) -> Term:
@@ -49,7 +49,9 @@ some_terms = st.lists(
 
 def oracles(terms: tuple[Term, ...]) -> oracle.Terms:
     inside = frozenset(i for i in range(6) if begins_inside(TOKENS[i]))
-    return oracle.Terms(terms, inside, frozenset(i for i in range(6) if not opens(TOKENS[i])))
+    marks = frozenset(i for i in range(6) if begins_with_mark(TOKENS[i]))
+    gluing = frozenset(i for i in range(6) if not admits_placeholder(TOKENS[i]))
+    return oracle.Terms(terms, inside, frozenset(i for i in range(6) if not opens(TOKENS[i])), marks, gluing)
 
 
 @settings(max_examples=200)
@@ -58,7 +60,7 @@ def test_the_progress_of_a_target_is_that_of_reading_all_of_it(terms, target):
     required, definition = RequiredTerms(terms, TOKENS), oracles(terms)
     progress = required.start
     for place, token_id in enumerate(target):
-        repeats = required.repeats(progress, target[:place], token_id)
+        spoils = required.spoils(progress, target[:place], token_id)
         progress = required.advance(progress, token_id)
         so_far = target[: place + 1]
         missing, rest = definition.read(so_far, has_ended=False)
@@ -69,7 +71,7 @@ def test_the_progress_of_a_target_is_that_of_reading_all_of_it(terms, target):
         lefts = [definition.num_left([*so_far, next_id]) for next_id in next_ids]
         assert progress.left_after(next_ids) == lefts
         assert [progress.wanted.get(i, left) for i, left in zip(next_ids, lefts, strict=True)] == lefts
-        assert repeats == definition.repeats(so_far)
+        assert spoils == definition.spoils(so_far)
         assert list(progress.at_end) == definition.read(so_far, has_ended=True)[0]
         assert any(progress.at_end) == (progress.num_left > 0)
     assert required.after(target) is progress
@@ -141,9 +143,9 @@ def test_an_exact_term_may_stand_inside_of_a_longer_one_after_it():
 def test_an_exact_term_is_not_left_behind_as_the_beginning_of_a_longer_one():
     required = RequiredTerms([term((A,), is_exact=True), term((A, B), is_exact=True)], ())
     progress = required.after([A, C, A])
-    assert required.repeats(progress, [A, C, A], C)
-    assert not required.repeats(progress, [A, C, A], B)
-    assert not required.repeats(required.after([A, C]), [A, C], A)
+    assert required.spoils(progress, [A, C, A], C)
+    assert not required.spoils(progress, [A, C, A], B)
+    assert not required.spoils(required.after([A, C]), [A, C], A)
 
 
 @settings(max_examples=150)

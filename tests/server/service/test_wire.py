@@ -96,3 +96,17 @@ def test_a_group_hides_nothing():
     bomb = b"\x4b" + b"\x12\x00" * MAX_FIELDS + b"\x4c"  # group 9, whose fields protobuf keeps as unknown
     with pytest.raises(TooManyElements, match="fields"):
         check_elements(bomb, pb.GenerateRequest.DESCRIPTOR)
+
+
+def test_options_are_counted_with_what_is_beside_them():
+    """Those of some kilobytes are counted once for messages with equal ones."""
+    terms = [pb.Term(source="a", target="b")] * (MAX_FIELDS // 3 - 10)
+    options = pb.GenerateOptions(terms=terms).SerializeToString()
+    raw = pb.GenerateRequest(options=pb.GenerateOptions(terms=terms)).SerializeToString()
+    for _ in range(2):
+        check_elements(raw, pb.GenerateRequest.DESCRIPTOR)
+    with pytest.raises(TooManyElements):
+        check_elements(raw + b"\x12\x00" * 40, pb.GenerateRequest.DESCRIPTOR)
+    with pytest.raises(TooManyElements):
+        check_elements(raw + raw, pb.GenerateRequest.DESCRIPTOR)
+    assert len(options) > 2**11

@@ -486,6 +486,26 @@ def test_placeholders_are_kept_in_documents_of_programs(served, url, name, is_ke
     assert (request.terms is not None) == is_kept
 
 
+@pytest.mark.parametrize(("name", "keep"), [("a.properties", "false"), ("a.txt", "true")])
+def test_a_request_says_whether_the_placeholders_of_a_file_are_kept(served, url, name, keep):
+    before = len(served.turns.requests)
+    content = "a = 오늘 {name}".encode()
+    assert translate_file(url, name, content, keep_placeholders=keep)[0] == 200
+    [request] = served.turns.requests[before:]
+    assert (request.terms is not None) == (keep == "true")
+
+
+@pytest.mark.parametrize(("language", "number"), [("ko-KR", 2), ("fr", 1)])
+def test_elements_in_other_languages_stay_in_html_and_files(served, url, language, number):
+    """They were translated, while the command keeps them."""
+    page = f'<p>오늘</p><p lang="{language}">bon jour</p>'
+    before = len(served.turns.requests)
+    assert post(url, "/translate", q=page, format="html", source="ko", target="en")[0] == 200
+    assert len(served.turns.requests) == before + number
+    assert translate_file(url, "a.html", page.encode())[0] == 200
+    assert len(served.turns.requests) == before + 2 * number
+
+
 def test_a_file_of_another_kind_than_its_name_says_is_refused(url):
     """Faults of a document that its reader finds later were answered as errors of the server."""
     for name, content in (("a.json", b'{"a": '), ("a.po", b"nothing"), ("a.xlf", b"<a/>")):
@@ -644,6 +664,26 @@ def test_it_translates_terms_as_a_request_says(url, terms):
     first, second = answer["translatedText"]
     assert "Katze" in first
     assert second == "a dog"
+
+
+@pytest.mark.parametrize(("keep", "is_kept"), [(True, True), ("true", True), (False, False), ("", False)])
+@pytest.mark.parametrize("form", ["text", "html"])
+def test_it_keeps_placeholders_if_a_request_says_so(served, url, keep, is_kept, form):
+    before = len(served.turns.requests)
+    fields = {"q": "a {cat}", "format": form, "source": "ko", "target": "en", "keep_placeholders": keep}
+    status, answer = post(url, "/translate", **fields)
+    assert status == 200
+    assert " {cat}" in answer["translatedText"]
+    [request] = served.turns.requests[before:]
+    assert (request.terms is not None) == is_kept
+
+
+@pytest.mark.parametrize("keep", ["maybe", 2, ["true"]])
+def test_it_refuses_what_does_not_say_whether_placeholders_are_kept(url, keep):
+    fields = {"q": "a {cat}", "source": "ko", "target": "en", "keep_placeholders": keep}
+    status, answer = post(url, "/translate", **fields)
+    assert status == 400
+    assert answer["error"].startswith("keep_placeholders must be")
 
 
 @pytest.mark.parametrize("terms", ["cat", {"cat": 5}, 7, [{"from": "cat"}]])

@@ -19,7 +19,7 @@ def held_for(num_bytes: int) -> int:
     """Reads a Word document with a long text; returns what is counted for it."""
     content = word_file(f"<w:p><w:r><w:t>{'a ' * (num_bytes // 2)}</w:t></w:r></w:p>")
     assert len(content) < 100_000
-    fields = Fields([], False, "ko", "en", False, 0, GenerateOptions(), "", content, "a.docx")
+    fields = Fields([], False, "ko", "en", False, 0, GenerateOptions(), True, "", content, "a.docx")
     shares = Shares(2**40, "{} bytes")
 
     class Counted(Call):

@@ -323,13 +323,3 @@ async def test_equal_options_of_a_model_are_read_once_until_it_leaves(monkeypatc
         served.app.models.put(model)
         await served.stub.Generate(request("ab", beam_size=2))
         assert model.decodings is None
-
-
-async def test_no_more_than_some_options_of_a_model_are_kept(monkeypatch):
-    monkeypatch.setattr(generation, "_MOST_KEPT", 2)
-    async with serving() as served:
-        for beam_size in range(5):
-            await served.stub.Generate(request("ab", beam_size=beam_size))
-        await served.stub.Generate(request("ab", target_prefix=pb.Target(text="x" * 50), max_new_tokens=4))
-        [model] = served.app.models
-        assert len(model.decodings) == 2

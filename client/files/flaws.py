@@ -1,0 +1,94 @@
+"""Counts the targets of a command that a reader should correct, by what is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from seq2seq_serve.bundle.placeholders import is_kept
+from seq2seq_serve.client.output import length_advice, one_line
+from seq2seq_serve.client.rpcs import Translated
+from seq2seq_serve.protos.seq2seq_v1_pb2 import FINISH_REASON_LENGTH, GenerateOptions, GenerateResponse
+
+_SHOWN_TERMS = 10  # that targets lack
+
+
+@dataclass
+class _Texts:
+    """Some texts.
+
+    Attributes:
+        number: How many they are.
+        first: The file and the number of the first one.
+    """
+
+    number: int = 0
+    first: tuple[str, int] = ("", 0)
+
+    def add(self, other: _Texts) -> None:
+        """Adds texts that follow these."""
+        self.first = self.first if self.number else other.first
+        self.number += other.number
+
+
+@dataclass
+class Flaws:
+    """What is wrong with the targets of some texts. Owned by a command, or by one shard of its work."""
+
+    _at_limit: _Texts = field(default_factory=_Texts)
+    _incomplete: _Texts = field(default_factory=_Texts)
+    _changed: _Texts = field(default_factory=_Texts)  # other placeholders
+    _truncated: _Texts = field(default_factory=_Texts)
+    _missing: dict[str, None] = field(default_factory=dict)  # terms of incomplete targets
+    _num_left_out: int = 0  # tokens of truncated sources
+
+    def add(self, file: str, number: int, result: Translated, *, keeps_placeholders: bool) -> None:
+        """Counts the flaws of a target, also of one of a memory.
+
+        Args:
+            file: The name of the file of the text.
+            number: The number of the text in it.
+            result: The target.
+            keeps_placeholders: Whether it has to have those of its source.
+        """
+        self.add_limits(file, number, result.answer)
+        best = result.answer.hypotheses[:1] if keeps_placeholders else ()
+        if any(not one.missing_terms and not is_kept(str(result.source), one.text) for one in best):
+            self._changed.add(_Texts(1, (file, number)))
+
+    def add_limits(self, file: str, number: int, answer: GenerateResponse) -> None:
+        """Counts a target that ended at its length limit or lacks terms, and a source that was truncated."""
+        one = _Texts(1, (file, number))
+        if any(hypothesis.finish_reason == FINISH_REASON_LENGTH for hypothesis in answer.hypotheses):
+            self._at_limit.add(one)
+        if missing := [term for best in answer.hypotheses[:1] for term in best.missing_terms]:
+            self._incomplete.add(one)
+            self._missing |= dict.fromkeys(missing)
+        if num_tokens := answer.usage.truncated_source_tokens:
+            self._truncated.add(one)
+            self._num_left_out += num_tokens
+
+    def merge(self, other: Flaws) -> None:
+        """Adds the flaws of other texts."""
+        for its, others in zip(self._texts(), other._texts(), strict=True):
+            its.add(others)
+        self._missing |= other._missing
+        self._num_left_out += other._num_left_out
+
+    def warnings(self, options: GenerateOptions) -> Iterator[tuple[str, int, int, str]]:
+        """Yields for each flaw the file and number of its first text, the number of others, and a message."""
+        shown = ", ".join(map(one_line, list(self._missing)[:_SHOWN_TERMS]))
+        problems = (
+            "the target ended at its length limit: it may repeat itself or lack its end "
+            f"({length_advice(options)})",
+            f"the target lacks terms that it has to have: {shown}",
+            "the target has other placeholders than the source, or a tag not around a text: correct it",
+            f"the source is too long, and {self._num_left_out} tokens at its end were left out "
+            "(--long-source split_always translates each sentence of a source with several)",
+        )
+        for texts, problem in zip(self._texts(), problems, strict=True):
+            if texts.number:
+                yield (*texts.first, texts.number - 1, problem)
+
+    def _texts(self) -> tuple[_Texts, ...]:
+        return self._at_limit, self._incomplete, self._changed, self._truncated
