@@ -61,12 +61,12 @@ static bool has_sixteens() {
 }
 
 #if !defined(__x86_64__)
-using FloatsInSixteens = FloatsInEights;
+constexpr auto multiply_in_sixteens = multiply_in_eights;
 using TermsInSixteens = TermsInEights;
 #endif
 
 static decltype(FloatMap::multiply) float_multiplication() {
-  return has_sixteens() ? multiply_floats<FloatsInSixteens> : multiply_floats<FloatsInEights>;
+  return has_sixteens() ? multiply_in_sixteens : multiply_in_eights;
 }
 
 static decltype(Terms::add) addition_of_terms() {
