@@ -188,7 +188,8 @@ class OnnxRunner:
         # By the number of rows, the state's copy, the number of candidates, whether tokens are looked up, and
         # the room of each row's memory; the least recently used first
         self._bindings: dict[tuple[int, int, int, bool, int], list[Any]] = {}
-        self._num_candidates: dict[int, Array] = {}  # the bindings refer to these arrays, and to the next ones
+        # The bindings refer to these arrays.
+        self._num_candidates: dict[int, Array] = {}
         self._memory_capacities: dict[int, Array] = {}
         self._staged: dict[tuple[int, int], _Staged] = {}  # captured encode calls, by rows and tokens
         self._padded: set[tuple[int, int]] = set()  # shapes of other encode calls that were run to warm up
