@@ -140,30 +140,35 @@ class Stream:
         self.core: CoreHandle | None = None
         self.result: Result | None = None
         self._token_ids: dict[int, list[int]] = {}
-        self._news = asyncio.Event()
+        self._news: asyncio.Future[None] | None = None  # for which the reader waits
 
     def put(self, token_ids: Mapping[int, list[int]], result: Result | None) -> None:
         """Add new tokens, by their hypothesis, or the result, and wake the reader."""
         for place, new in token_ids.items():
             self._token_ids.setdefault(place, []).extend(new)
         self.result = self.result or result
-        self._news.set()
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
 
     async def updates(self) -> AsyncGenerator[Update]:
         """Yields new tokens when they come; the last update has the result."""
         result = None
         while result is None:
-            await self._news.wait()
-            self._news.clear()
+            if not self._token_ids and self.result is None:
+                await self._put()
             token_ids, self._token_ids, result = self._token_ids, {}, self.result
             yield Update(self.request, token_ids, result)
 
     async def wait(self) -> Result:
         """Returns the result once the request has ended."""
         while self.result is None:
-            await self._news.wait()
-            self._news.clear()
+            await self._put()
         return self.result
+
+    async def _put(self) -> None:
+        """Waits for the next `put`."""
+        self._news = asyncio.get_running_loop().create_future()
+        await self._news
 
 
 class AsyncEngine:

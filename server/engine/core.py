@@ -336,7 +336,7 @@ class Core:
         inter_token_seconds: Mapping[float, int] = _NO_GAPS,
     ) -> None:
         """Deliver what the turn produced: new tokens, results, and the numbers for the metrics."""
-        streaming = dict.fromkeys(s.search for s in plan.rows if s.search.request.stream)
+        streaming = [search for search in self.scheduler.running.values() if search.request.stream]
         now = self._clock()
         is_due = now - self._streamed_at >= min(
             _SECONDS_PER_STREAM * (len(streaming) - 1), _MOST_STREAM_SECONDS
@@ -346,9 +346,7 @@ class Core:
         updates = [
             Update(search.request, new, None)
             for search in streaming
-            if search.finish_reason is None
-            and (is_due or not search.num_sent)
-            and (new := unsent_tokens(search))
+            if (is_due or not search.num_sent) and (new := unsent_tokens(search))
         ]
         for search, error in finished:
             if error is not None and error.__cause__ is not None:

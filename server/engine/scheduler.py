@@ -109,6 +109,7 @@ SHORT_ENCODE_SECONDS = 3e-3
 # A turn may take so long with several steps, so that a newcomer or a stream does not wait for it.
 _SHORT_TURN_SECONDS, _MOST_STEPS = 1e-3, 4
 _IS_SIMPLE, _NUM_DRAFTABLE = attrgetter("is_simple"), attrgetter("num_draftable")  # of rows
+_TOKEN_IDS, _START_IDS = attrgetter("token_ids"), attrgetter("search.start_ids")
 
 
 class Scheduler:
@@ -163,7 +164,9 @@ class Scheduler:
 
     def load(self) -> Load:
         """Returns the numbers of its requests, slots and cache positions in use."""
-        num_cached = sum(sequence.cache_length for sequence in self.slots.rows)
+        rows = self.slots.rows
+        # The sum of their `cache_length`: every delivery has it
+        num_cached = sum(map(len, map(_TOKEN_IDS, rows))) + sum(map(len, map(_START_IDS, rows))) - len(rows)
         num_slots_in_use = self.slots.num_slots - self.slots.num_free
         return Load(len(self.waiting), len(self.running), num_slots_in_use, num_cached)
 

@@ -185,9 +185,12 @@ class OnnxRunner:
 
         # The sessions, and their bindings
         self._buckets = buckets_up_to(self.num_slots)
-        # By the number of rows, the state's copy, the number of candidates, and whether tokens are looked up
-        self._bindings: dict[tuple[int, int, int, bool], list[Any]] = {}
-        self._num_candidates: dict[int, Array] = {}  # the bindings refer to these arrays
+        # By the number of rows, the state's copy, the number of candidates, whether tokens are looked up, and
+        # the room of each row's memory; the least recently used first
+        self._bindings: dict[tuple[int, int, int, bool, int], list[Any]] = {}
+        # The bindings refer to these arrays.
+        self._num_candidates: dict[int, Array] = {}
+        self._memory_capacities: dict[int, Array] = {}
         self._staged: dict[tuple[int, int], _Staged] = {}  # captured encode calls, by rows and tokens
         self._padded: set[tuple[int, int]] = set()  # shapes of other encode calls that were run to warm up
         self._rows: tuple[Sequence, ...] = ()  # of the last step, if the columns know what follows it
@@ -562,8 +565,8 @@ class OnnxRunner:
         """On the host, change the room of each row's memory: see `Buffers.fit`."""
         if capacity == self._memory_capacity or not self._fitted or self.captures_steps:
             return
-        self._capacities[names.MEMORY_CAPACITY] = np.array(capacity, np.int32)
-        self._bindings.clear()
+        given = self._memory_capacities.setdefault(capacity, np.array(capacity, np.int32))
+        self._capacities[names.MEMORY_CAPACITY] = given
         for buffers in self._fitted:
             buffers.fit(capacity, num_rows)
 
@@ -627,26 +630,26 @@ class OnnxRunner:
         """
         if self.captures_steps:
             num_rows = self._buckets[bisect_left(self._buckets, num_rows)]
-        key = num_rows, self._state_copy, num_candidates, bool(len(places))
-        if key not in self._bindings:
-            if len(self._bindings) >= 4 * self._columns.num_rows:  # requests choose the number of candidates
-                self._bindings.clear()
-            self._bindings[key] = self._bind_step(num_rows, num_candidates)
+        key = num_rows, self._state_copy, num_candidates, bool(len(places)), self._memory_capacity
+        bindings = self._bindings.pop(key, None) or self._bind_step(num_rows, num_candidates)
+        self._bindings[key] = bindings
+        if len(self._bindings) > 4 * self._columns.num_rows:
+            del self._bindings[next(iter(self._bindings))]
         if len(places):
-            self._bindings[key][0].bind_cpu_input(names.PLACES, places)
-            self._bindings[key][0].bind_output(names.FOUND, CPU)  # of a size of its own
+            bindings[0].bind_cpu_input(names.PLACES, places)
+            bindings[0].bind_output(names.FOUND, CPU)  # of a size of its own
         sessions = [self._sessions[Verb.STEP]]
         if picks and self._select is not None:
             sessions.append(self._select)
         graph_id = num_rows + self._state_copy * (1 + self.num_slots)
-        for session, binding in zip(sessions, self._bindings[key], strict=False):
+        for session, binding in zip(sessions, bindings, strict=False):
             if self.captures_steps:
                 self.device.replay(session, binding, graph_id=graph_id)
             else:
                 session.run_with_iobinding(binding)
         for buffers in self._state:
             buffers.swap()
-        return self._bindings[key][0]
+        return bindings[0]
 
     @property
     def _state_copy(self) -> int:

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -205,13 +205,11 @@ class RemoteCall(Call):
             InvalidRequest: The message is too long.
             Overloaded: As `room`, for a large message.
         """
-        num_bytes = message.ByteSize()
-        self.check_answer_bytes(num_bytes)
         content = message.SerializeToString() if self.writes_bytes else message
+        num_bytes = len(content) if isinstance(content, bytes) else content.ByteSize()
+        self.check_answer_bytes(num_bytes)
         del message  # its objects take ten times the memory of its bytes, for which there may be no room yet
-        with ExitStack() as held:
-            if num_bytes > SMALL_REQUEST_BYTES:
-                held.enter_context(await self.room(num_bytes))
+        with await self.room(num_bytes) if num_bytes > SMALL_REQUEST_BYTES else nullcontext():
             async with self.writing:
                 try:
                     await self.write(content)

@@ -519,6 +519,37 @@ def test_a_closed_runner_ends_its_threads(random_bundle):
     assert set(threading.enumerate()) == before
 
 
+def test_bindings_are_kept_while_the_room_of_memory_changes_and_the_oldest_one_is_dropped(
+    random_bundle, monkeypatch
+):
+    runner = make_runner(random_bundle, num_slots=1)
+    monkeypatch.setattr(runner._columns, "num_rows", 2)
+    lengths = range(1, 10)  # one more than four for each of these rows
+    bound, bind = [], runner._bind_step
+
+    def bind_step(*arguments):
+        bound.append(runner._memory_capacity)
+        return bind(*arguments)
+
+    def tokens(length):
+        driver, request = Driver(runner), make_request(range(3, 3 + length))
+        driver.submit(request)
+        driver.finish()
+        return driver.results[request].best.token_ids
+
+    monkeypatch.setattr(runner, "_bind_step", bind_step)
+    expected = {length: tokens(length) for length in lengths[:-1]}
+    assert bound == [*lengths[:-1]]
+    assert {length: tokens(length) for length in lengths[:-1]} == expected
+    assert bound == [*lengths[:-1]]
+    tokens(lengths[0])
+    tokens(lengths[-1])
+    assert tokens(lengths[0]) == expected[lengths[0]]
+    assert bound == [*lengths]
+    assert tokens(lengths[1]) == expected[lengths[1]]  # the least recently used one
+    assert bound == [*lengths, lengths[1]]
+
+
 def test_the_number_of_slots_follows_the_budget(random_bundle):
     slot_bytes = make_runner(random_bundle).slot_bytes
     L, D, S, C = 2, 32, 48, 48
