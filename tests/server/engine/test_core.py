@@ -486,7 +486,7 @@ def test_a_stream_that_ends_early_gets_the_tokens_that_it_has():
     driver.finish()
 
 
-@pytest.mark.parametrize(("num_streams", "num_pieces"), [(1, 10), (2, 10), (8, 4), (16, 3)])
+@pytest.mark.parametrize(("num_streams", "num_pieces"), [(1, 10), (2, 10), (8, 5), (16, 3)])
 def test_the_more_streams_the_more_tokens_are_in_their_pieces(num_streams, num_pieces):
     """To send a piece takes a handler longer than a small model takes for a token."""
     driver = Driver(FakeRunner(16))
