@@ -155,17 +155,17 @@ class Stream:
         result = None
         while result is None:
             if not self._token_ids and self.result is None:
-                await self._put()
+                await self._wait_for_news()
             token_ids, self._token_ids, result = self._token_ids, {}, self.result
             yield Update(self.request, token_ids, result)
 
     async def wait(self) -> Result:
         """Returns the result once the request has ended."""
         while self.result is None:
-            await self._put()
+            await self._wait_for_news()
         return self.result
 
-    async def _put(self) -> None:
+    async def _wait_for_news(self) -> None:
         """Waits for the next `put`."""
         self._news = asyncio.get_running_loop().create_future()
         await self._news

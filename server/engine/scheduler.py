@@ -165,7 +165,7 @@ class Scheduler:
     def load(self) -> Load:
         """Returns the numbers of its requests, slots and cache positions in use."""
         rows = self.slots.rows
-        # The sum of their `cache_length`: every delivery has it
+        # The sum of their `cache_length`, without a call for each: most deliveries count it.
         num_cached = sum(map(len, map(_TOKEN_IDS, rows))) + sum(map(len, map(_START_IDS, rows))) - len(rows)
         num_slots_in_use = self.slots.num_slots - self.slots.num_free
         return Load(len(self.waiting), len(self.running), num_slots_in_use, num_cached)
