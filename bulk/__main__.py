@@ -127,7 +127,7 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, RunFiles]:
         "keeps_placeholders": options.keeps_placeholders if any(map(is_software, inputs)) else None,
         "memory": None if memory is None else memory.digest(),
     }
-    advice = f"remove {folder / PLAN_FILE} and the shards beside it"
+    advice = f"give another --output, or remove {folder / PLAN_FILE} and the shards beside it"
     languages = standard_languages(options.generation, bundle.manifest)
     plan = plan_run(folder, inputs, settings, options.shard_lines, advice, languages)
     writer = Writer(folder, output_format, options.target_field, num_hypotheses, languages)
