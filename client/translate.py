@@ -273,8 +273,6 @@ class _Setup:
             model = _find_model(self._client, plan)
             memory = read_memory(*plan.memory, **languages_of(plan.options, model)) if plan.memory else None
             options = with_glossary(plan.options, plan.glossary, model)
-            if plan.glossary is not None and len(options.terms) == len(plan.options.terms):
-                sys.stderr.write(f"warning: {plan.glossary}: 0 terms\n")
             if not model.kind:  # it may be loaded before the next input
                 return replace(plan, options=options), model, memory
             self._found = model, options, memory
