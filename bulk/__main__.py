@@ -107,10 +107,7 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, RunFiles]:
         raise JobError("--num-hypotheses needs --format jsonl: a line of text has only the best one")
     bundle = load_bundle(options.bundle, checks_content=False)
     memory = _memory(options, bundle)
-    num_terms = len(options.generation.terms)
     options.generation = with_glossary(options.generation, options.glossary, bundle.manifest)
-    if options.glossary is not None and len(options.generation.terms) == num_terms:
-        sys.stderr.write(f"warning: {options.glossary}: 0 terms\n")
     if not (folder / PLAN_FILE).exists():
         if options.ray is None:  # the machines of a cluster may be others
             _check_fits(bundle, options.runner)
@@ -127,7 +124,7 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, RunFiles]:
         "keeps_placeholders": options.keeps_placeholders if any(map(is_software, inputs)) else None,
         "memory": None if memory is None else memory.digest(),
     }
-    advice = f"remove {folder / PLAN_FILE} and the shards beside it"
+    advice = f"give another --output, or remove {folder / PLAN_FILE} and the shards beside it"
     languages = standard_languages(options.generation, bundle.manifest)
     plan = plan_run(folder, inputs, settings, options.shard_lines, advice, languages)
     writer = Writer(folder, output_format, options.target_field, num_hypotheses, languages)

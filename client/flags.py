@@ -584,13 +584,9 @@ def translations(options: argparse.Namespace) -> list[Translation]:
     for name, number in Counter(names).items():
         if number > 1:
             parser.error(f"{number} inputs would have the output {options.to / name}: rename all but one")
-    outputs = [options.to / name for name in names]
-    for output in outputs:
-        output.parent.mkdir(parents=True, exist_ok=True)
-    pairs = zip(inputs, outputs, strict=True)
     return [
-        _translation(argparse.Namespace(**(vars(options) | {"input": input_, "output": output})))
-        for input_, output in pairs
+        _translation(argparse.Namespace(**(vars(options) | {"input": input_, "output": options.to / name})))
+        for input_, name in zip(inputs, names, strict=True)
     ]
 
 
@@ -621,6 +617,7 @@ def _translation(options: argparse.Namespace) -> Translation:
         texts=tuple(options.texts),
         input=options.input,
         output=options.output,
+        folder=options.to,
         field=options.field,
         target_field=options.target_field,
         resume=options.resume,
@@ -772,7 +769,7 @@ def _check_output(options: argparse.Namespace, input_: Path) -> None:
         parser.error(f"--output {output} is a folder: give the name of a file in it")
     if output.exists() and input_.exists() and output.samefile(input_):
         parser.error("--input and --output are the same file")
-    if not output.parent.is_dir():
+    if options.to is None and not output.parent.is_dir():
         parser.error(f"--output {output}: there is no folder {output.parent}")
     kept = output, parts_folder(output.resolve())  # a pipe or a device keeps nothing
     exists = next((path for path in kept if path.is_file() or path.is_dir()), None)

@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from seq2seq_serve.bundle.files import sync_folder
 from seq2seq_serve.client.aio import AsyncClient
@@ -40,8 +40,10 @@ from seq2seq_serve.client.files.plan import (
     JobError,
     Plan,
     atomic_write,
+    check_plan,
     read_plan,
     settings_of,
+    write_plan,
 )
 from seq2seq_serve.client.files.run import RunProgress, plan_run
 from seq2seq_serve.client.files.worker import RunFiles, Worker
@@ -57,6 +59,7 @@ from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse, Model
 
 _SHARD_LINES = 1000  # the most that a kill costs
+_FOLDER_PLAN = ".seq2seq-plan.json"  # of many outputs, which a pattern such as *.json does not find
 _PIPE_FOLDER = "_pipe"  # has the text of a pipe, which can be read only once
 _SHOWN_CHARACTERS = 60  # of a text that failed
 
@@ -67,6 +70,7 @@ class Translation:
 
     Attributes:
         texts: From the command line; if there are none, the lines of `input` are translated.
+        folder: The folder of the outputs of several inputs (--to).
         field: The field of a record that has its text.
         target_field: The field of a record that gets the target.
         resume: Whether to continue an unfinished `output`.
@@ -81,6 +85,7 @@ class Translation:
     texts: tuple[str, ...]
     input: Path
     output: Path
+    folder: Path | None
     field: str
     target_field: str
     resume: bool
@@ -145,16 +150,19 @@ def translate_all(client: Client, connect: Callable[[], AsyncClient], plans: Seq
     Raises:
         ClientError: No server answers, or the command stopped before the last text.
         OSError: An output cannot be written, or a memory, the glossary or the only input cannot be read.
-        JobError: The only output belongs to another command or input.
+        JobError: The only output belongs to another command or input, or their folder to one with other
+            options.
     """
-    codes, memories = list[int](), _Memories()
+    codes, setup = list[int](), _Setup(client)
+    if (folder := plans[0].folder) is not None and plans[0].resume:
+        setup.check_folder(folder, plans[0])
     for number, plan in enumerate(plans, 1):
         if len(plans) > 1 and sys.stderr.isatty():
             sys.stderr.write(f"{number} of {len(plans)}: {plan.input}\n")
         try:
             if plan.problem:
                 raise JobError(plan.problem)
-            codes.append(translate(client, connect, plan, memories))
+            codes.append(translate(client, connect, plan, setup))
         except (JobError, OSError) as error:
             is_of_input = isinstance(error, JobError)
             if isinstance(error, OSError) and error.filename is not None:
@@ -171,16 +179,14 @@ def translate_all(client: Client, connect: Callable[[], AsyncClient], plans: Seq
     return max(codes)
 
 
-def translate(
-    client: Client, connect: Callable[[], AsyncClient], plan: Translation, memories: _Memories
-) -> int:
+def translate(client: Client, connect: Callable[[], AsyncClient], plan: Translation, setup: _Setup) -> int:
     """Translates the texts, writes the answers, and returns the exit code.
 
     Args:
         client: A connection to the server.
         connect: Opens another one, on an event loop.
         plan: The settings.
-        memories: Those of the command.
+        setup: What the command asks for.
 
     Raises:
         ClientError: No server answers, or the command stopped before the last text.
@@ -199,12 +205,7 @@ def translate(
                 "also with other options\n"
             )
             return 0
-    model = _find_model(client, plan)
-    memory = memories.find(plan, model)
-    options = with_glossary(plan.options, plan.glossary, model)
-    if plan.glossary is not None and len(options.terms) == len(plan.options.terms):
-        sys.stderr.write(f"warning: {plan.glossary}: 0 terms\n")
-    plan = replace(plan, model=model.name, options=options)
+    plan, model, memory = setup.find(plan)
     if plan.is_to_file:
         return _FileOutput(plan, model, memory).write(connect)
     with ExitStack() as stack:
@@ -251,26 +252,57 @@ def _find_model(client: Client, plan: Translation) -> Model:
         return Model(name=plan.model)
 
 
-class _Memories:
-    """The translation memory of a command by its languages, which may take seconds to read: once.
+class _Setup:
+    """The model, the memory and the glossary of a command, which may take seconds to find: once.
 
-    Owned by `translate_all`.
+    Owned by `translate_all`, whose inputs have the same settings.
     """
 
-    def __init__(self) -> None:
-        self._read: dict[tuple[str, ...], TranslationMemory] = {}
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._found: tuple[Model, GenerateOptions, TranslationMemory | None] | None = None
 
-    def find(self, plan: Translation, model: Model) -> TranslationMemory | None:
-        """Returns the translations between the languages of the options and of the model; None for no files.
+    def find(self, plan: Translation) -> tuple[Translation, Model, TranslationMemory | None]:
+        """Returns the settings with the name of the model and the terms of the glossary, and the others.
 
         Raises:
-            OSError: A file cannot be read, or has other languages.
+            ClientError: As `_find_model`.
+            OSError: A file cannot be read, or has other languages than the options and the model.
         """
-        languages = languages_of(plan.options, model)
-        key = tuple(languages.values())
-        if plan.memory and key not in self._read:
-            self._read[key] = read_memory(*plan.memory, **languages)
-        return self._read.get(key)
+        if self._found is None:
+            model = _find_model(self._client, plan)
+            memory = read_memory(*plan.memory, **languages_of(plan.options, model)) if plan.memory else None
+            options = with_glossary(plan.options, plan.glossary, model)
+            if not model.kind:  # it may be loaded before the next input
+                return replace(plan, options=options), model, memory
+            self._found = model, options, memory
+        model, options, memory = self._found
+        return replace(plan, model=model.name, options=options), model, memory
+
+    def check_folder(self, folder: Path, plan: Translation) -> None:
+        """Raises JobError if the folder of the outputs has some of other settings."""
+        before = read_plan(folder, _FOLDER_PLAN)
+        if before is not None:
+            plan, _, memory = self.find(plan)
+            now = Plan(_settings_of_folder(plan, memory), {})
+            check_plan(folder, before, now, "give another --to, or replace its files with --overwrite")
+
+
+def _settings(plan: Translation, memory: TranslationMemory | None) -> dict[str, Any]:
+    """Returns the settings on which targets depend, for a plan."""
+    return {
+        "model": plan.model,
+        "options": settings_of(plan.options),
+        "text_field": plan.field,
+        "target_field": plan.target_field,
+        "memory": None if memory is None else memory.digest(),
+    }
+
+
+def _settings_of_folder(plan: Translation, memory: TranslationMemory | None) -> dict[str, Any]:
+    """Returns those of all outputs of a folder, whatever their kinds."""
+    kinds = {"keeps_placeholders": plan.keeps_placeholders, "json": plan.as_json}
+    return _settings(plan, memory) | kinds
 
 
 def _check_complete(plan: Translation) -> None:
@@ -332,6 +364,7 @@ class _FileOutput:
         self._model = model
         self._memory = memory
         self._folder = parts_folder(plan.output)
+        self._new_folders = [folder for folder in self._folder.parents if not folder.exists()]
         self._pipe_copy = self._folder / _PIPE_FOLDER / "input.txt"
         self._languages = standard_languages(plan.options, model)
         num = plan.num_hypotheses
@@ -367,7 +400,7 @@ class _FileOutput:
             else:
                 if isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
                     error.add_note(f"none of the shards of {_SHARD_LINES} lines is done, so nothing is kept")
-                _remove(self._folder)
+                self._drop()
             raise
         finally:
             report.close(num_skipped + run.num_lines)
@@ -381,24 +414,31 @@ class _FileOutput:
             self._check_folder()
             if plan.overwrite:
                 _remove(folder)
-        settings = {
-            "model": self._model.name,
-            "options": settings_of(plan.options),
+        settings = _settings(plan, self._memory) | {
             "format": plan.format,
-            "text_field": plan.field,
-            "target_field": plan.target_field,
             "keeps_placeholders": plan.keeps_placeholders if is_software(plan.input) else None,
-            "memory": None if self._memory is None else self._memory.digest(),
         }
         try:
             source = plan.input.absolute() if plan.input.is_file() else self._read_pipe()
-            advice = "replace it with --overwrite"
-            return plan_run(folder, [source], settings, _SHARD_LINES, advice, self._languages)
+            advice = "give another --output, or replace it with --overwrite"
+            planned = plan_run(folder, [source], settings, _SHARD_LINES, advice, self._languages)
         except BaseException as error:
             is_kept = self._pipe_copy.exists() and not isinstance(error, WrongFile)
             if folder.exists() and not (folder / PLAN_FILE).exists() and not is_kept:
-                _remove(folder)
+                self._drop()
             raise
+        if plan.folder is not None:
+            write_plan(plan.folder, Plan(_settings_of_folder(plan, self._memory), {}), _FOLDER_PLAN)
+        return planned
+
+    def _drop(self) -> None:
+        """Removes what was written so far, and the folders that are empty then and were not there before."""
+        _remove(self._folder)
+        for folder in self._new_folders:
+            if [path.name for path in folder.iterdir()] == [_FOLDER_PLAN]:
+                (folder / _FOLDER_PLAN).unlink()
+            if not any(folder.iterdir()):
+                folder.rmdir()
 
     def _check_folder(self) -> None:
         """Raises JobError if the folder is not of this command, or has the input and is to be replaced."""

@@ -95,6 +95,7 @@ class Archive(Document):
             document = self._part(name, self.archive.read(name)) if name in self._names else None
             yield _Member((), str, member, document)
             if document is not None:
+                document.source_language = self.source_language
                 yield from document.parts()
 
     def output(self, stream: IO[bytes]) -> Output:

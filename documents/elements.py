@@ -206,9 +206,15 @@ def named(namespace: str, names: str) -> frozenset[str]:
 
 
 class Content:
-    """Puts what is inside a text element into a flow of texts. Owned by a document."""
+    """Puts what is inside a text element into a flow of texts. Owned by a document.
+
+    Attributes:
+        flows: Those of the document.
+        source_language: The tag of the language of its texts; empty if it is not known.
+    """
 
     def __init__(self, flows: Flows, names: Names) -> None:
+        self.source_language = ""
         self.flows = flows
         self._names = names
         self._kept: list[str] = []  # the markup of an element that stays, and of those inside
@@ -342,6 +348,7 @@ class XmlTexts(Document):
 
     def parts(self) -> Iterator[Part]:
         inside = self.content_of(self._flows, self.names)
+        inside.source_language = self.source_language
         depth = 0  # of elements in a text
         for event in events(self._content, *self._from, self.root):
             if event.kind == BEGIN and self._flows.is_ready and not self.is_held:

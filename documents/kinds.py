@@ -10,7 +10,7 @@ from seq2seq_serve.documents.bilingual import QtTranslations, TmxDocument, Xliff
 from seq2seq_serve.documents.catalogs import AppleStrings, JsonCatalog, Properties, YamlCatalog
 from seq2seq_serve.documents.markdown import MarkdownDocument
 from seq2seq_serve.documents.messages import Messages
-from seq2seq_serve.documents.office import Book, OpenDocument, Slides, Spreadsheet
+from seq2seq_serve.documents.office import Book, BookPage, OpenDocument, Slides, Spreadsheet
 from seq2seq_serve.documents.page import HtmlDocument
 from seq2seq_serve.documents.plain import Plain
 from seq2seq_serve.documents.resources import AndroidStrings, AppleStringsDict, NetResources
@@ -30,12 +30,10 @@ Kind = Callable[[bytes, Path], Document]
 
 # They are read with two limits: of their tags and lines, and of the bytes of their texts, unpacked.
 ARCHIVES: dict[str, type[Archive]] = {
-    ".docx": WordDocument,
-    ".pptx": Slides,
-    ".xlsx": Spreadsheet,
-    ".odt": OpenDocument,
-    ".ods": OpenDocument,
-    ".odp": OpenDocument,
+    **dict.fromkeys((".docx", ".docm", ".dotx", ".dotm"), WordDocument),
+    **dict.fromkeys((".pptx", ".pptm", ".potx", ".potm", ".ppsx", ".ppsm"), Slides),
+    **dict.fromkeys((".xlsx", ".xlsm", ".xltx", ".xltm"), Spreadsheet),
+    **dict.fromkeys((".odt", ".ods", ".odp", ".ott", ".ots", ".otp"), OpenDocument),
     ".epub": Book,
 }
 # Of programs, where placeholders such as %s and {name} stay as they are
@@ -61,6 +59,7 @@ DOCUMENTS: dict[str, Kind] = {
     ".ssa": StyledSubtitles,
     ".html": HtmlDocument,
     ".htm": HtmlDocument,
+    ".xhtml": BookPage,
     **ARCHIVES,
     ".md": MarkdownDocument,
     ".markdown": MarkdownDocument,

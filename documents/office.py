@@ -20,6 +20,7 @@ from seq2seq_serve.documents.archive import Archive
 from seq2seq_serve.documents.elements import BEGIN, Content, Event, Names, XmlTexts, named
 from seq2seq_serve.documents.segments import Document, Part, TextSpan, wrong_file
 from seq2seq_serve.documents.spans import Tag
+from seq2seq_serve.protos.languages import is_same_language
 
 _DRAWING = "http://schemas.openxmlformats.org/drawingml/2006/main "
 _SHEET = "http://schemas.openxmlformats.org/spreadsheetml/2006/main "
@@ -29,6 +30,7 @@ _TABLE = "urn:oasis:names:tc:opendocument:xmlns:table:1.0 "
 _CELL = f"{_TABLE}table-cell"
 _STRING_VALUE = re.compile(r"""(?<!\s)\s++[\w.-]++:string-value\s*+=\s*+(?:"[^"]*"|'[^']*')""")
 _XHTML = "http://www.w3.org/1999/xhtml "
+_LANGUAGE = "http://www.w3.org/XML/1998/namespace lang"
 _WORKSHEET = "worksheet"
 _CHUNK_BYTES = 2**20
 
@@ -98,7 +100,7 @@ class _OfficeFile(Archive):
 
 
 class Slides(_OfficeFile):
-    """PowerPoint (.pptx): paragraphs of slides, notes, charts and diagrams are texts."""
+    """PowerPoint (.pptx and its like): paragraphs of slides, notes, charts and diagrams are texts."""
 
     kind, needed = "a PowerPoint file (.pptx)", "ppt/presentation.xml"
     kinds: ClassVar[dict[str, type[_Part]]] = dict.fromkeys(
@@ -114,7 +116,7 @@ class _Strings(_Part):
 
 
 class Spreadsheet(_OfficeFile):
-    """Excel (.xlsx): strings in cells, comments, and texts of pictures and charts.
+    """Excel (.xlsx and its like): strings in cells, comments, and texts of pictures and charts.
 
     Formulas and names stay, and so do strings that name the columns of tables, which formulas use.
     """
@@ -234,9 +236,15 @@ _PICTURES = frozenset([f"{_XHTML}img", _SVG, _MATH])
 
 
 class _PageContent(Content):
-    """Pictures and formulas stay within a sentence after a word and a space, as in HTML, and end others."""
+    """Pictures and formulas stay within a sentence after a word and a space, as in HTML, and end others.
+
+    Elements in another language than that of the texts stay, too.
+    """
 
     def _kept_by(self, event: Event, name: str) -> Callable[[str], None] | None:
+        tag = event.attributes.get("lang") or event.attributes.get(_LANGUAGE, "")
+        if self.source_language and tag.strip() and not is_same_language(tag, self.source_language):
+            return self._add_fixed if name in self._names.around else self.flows.end
         if name not in _PICTURES:
             return super()._kept_by(event, name)
         if not (self.flows.has_words and self.flows.last_character.isspace()):
@@ -247,8 +255,8 @@ class _PageContent(Content):
         self.flows.add_fixed(markup, "")
 
 
-class _Page(_Part):
-    """A page of a book."""
+class BookPage(_Part):
+    """A page of a book, or a file of XHTML."""
 
     content_of = _PageContent
     begin = named(_XHTML, "title body")
@@ -279,7 +287,7 @@ class Book(Archive):
 
     kind, needed = "a book (.epub)", "META-INF/container.xml"
     _kinds: ClassVar[dict[str, type[_Part]]] = {
-        "application/xhtml+xml": _Page,
+        "application/xhtml+xml": BookPage,
         "application/x-dtbncx+xml": _Contents,
     }
 

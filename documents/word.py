@@ -1,4 +1,4 @@
-"""Reads and writes Word files (.docx): archives of XML, and of pictures that are copied as they are."""
+"""Reads and writes Word files (.docx and its like): archives of XML, and of pictures that stay as they are."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SCRIPT_ATTRIBUTES = dict.fromkeys(("ja", "ko", "zh"), "w:eastAsia") | dict.from
 
 
 class WordDocument(Archive):
-    """Word (.docx): each paragraph is a segment, in the body, tables, headers, notes and comments."""
+    """Word (.docx and its like): paragraphs of the body, tables, headers, notes, comments are segments."""
 
     kind, needed = "a Word document (.docx)", "word/document.xml"
 

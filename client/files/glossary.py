@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from seq2seq_serve.client.files.elements import TextElements
 from seq2seq_serve.client.files.lines import read_text
 from seq2seq_serve.client.files.pairs import LanguagePair, Model, Side, languages_of
 from seq2seq_serve.documents.segments import wrong_file
+from seq2seq_serve.protos.languages import is_same_language, name_of, tag_of
 from seq2seq_serve.protos.options import OPTIONS, terms_of
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
 
@@ -16,6 +18,7 @@ MAX_TERMS = OPTIONS["terms"].max_items or 0
 _MAX_LENGTH = 256  # characters of a term
 _MAX_NAMED = 3  # wrong lines
 _COMMENT = "#"
+_COLUMNS = (("source", "target"), ("term", "translation"))
 _TBX = (".tbx", ".xml")
 
 
@@ -25,32 +28,34 @@ def read_glossary(
     """Returns the terms of a file, each with its translation, in their order.
 
     Args:
-        path: A file of lines with a term, a tab and its translation, or TBX (`.tbx` or `.xml`).
-        source_language: In TBX, the language of the terms, as a tag such as "en". Empty: the only other one.
+        path: A file of lines with a term, a tab and its translation, or TBX (`.tbx` or `.xml`). A first line
+            that names these columns is left out.
+        source_language: The language of the terms, as a tag such as "en". Empty: in TBX, the only other one.
         target_language: That of the translations.
 
     Raises:
         OSError: The file cannot be read, is not what its name says, does not have these languages, has more
             than `MAX_TERMS` terms, or two translations of one term.
     """
-    path = Path(path)
-    terms = _Terms(path)
-    if path.suffix.lower() in _TBX:
-        _Tbx(path, LanguagePair(source_language, target_language), terms).read()
-    else:
-        _read_lines(path, terms)
-    return [(term.source, term.target) for term in terms.found.values()]
+    return _read(Path(path), source_language, target_language).pairs()
 
 
 def with_glossary(options: GenerateOptions, path: Path | None, model: Model) -> GenerateOptions:
     """Returns the options of a run with the terms of a file, in the languages of the run.
+
+    A file without terms, and a line that is left out, are reported on stderr.
 
     Raises:
         OSError: As `read_glossary`.
     """
     if path is None:
         return options
-    with_terms = GenerateOptions(terms=terms_of(dict(read_glossary(path, **languages_of(options, model)))))
+    terms = _read(path, **languages_of(options, model))
+    if terms.has_columns:
+        sys.stderr.write(f"the first row of {path} names the columns: left out\n")
+    if not terms.found:
+        sys.stderr.write(f"warning: {path}: 0 terms\n")
+    with_terms = GenerateOptions(terms=terms_of(dict(terms.pairs())))
     with_terms.MergeFrom(options)
     return with_terms
 
@@ -66,10 +71,21 @@ class _Term:
 
 @dataclass
 class _Terms:
-    """The terms of a file so far, by what makes two of them one. Owned by `read_glossary`."""
+    """The terms of a file so far. Owned by `_read`.
+
+    Attributes:
+        path: The file.
+        found: The terms, by what makes two of them one.
+        has_columns: Whether the first line names the columns.
+    """
 
     path: Path
     found: dict[str, _Term] = field(default_factory=dict)
+    has_columns: bool = False
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Returns each term with its translation."""
+        return [(term.source, term.target) for term in self.found.values()]
 
     def add(self, source: str, target: str, line: int) -> None:
         """Adds a term.
@@ -92,13 +108,26 @@ class _Terms:
             raise wrong_file(self.path, f"line {line}: the file has more than {MAX_TERMS} terms: remove some")
 
 
-def _read_lines(path: Path, terms: _Terms) -> None:
-    wrong = []
+def _read(path: Path, source_language: str, target_language: str) -> _Terms:
+    """Returns the terms of a file; see `read_glossary`."""
+    terms = _Terms(path)
+    if path.suffix.lower() in _TBX:
+        _Tbx(path, LanguagePair(source_language, target_language), terms).read()
+    else:
+        _read_lines(path, terms, (source_language, target_language))
+    return terms
+
+
+def _read_lines(path: Path, terms: _Terms, languages: tuple[str, str]) -> None:
+    wrong, is_first = list[int](), True
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line.strip() or line.startswith(_COMMENT):
             continue
         source, *others = [" ".join(text.split()) for text in line.split("\t")]
-        if source and len(others) == 1 and others[0]:
+        was_first, is_first = is_first, False
+        if was_first and len(others) == 1 and _names_columns((source, others[0]), languages):
+            terms.has_columns = True
+        elif source and len(others) == 1 and others[0]:
             terms.add(source, others[0], number)
         else:
             wrong.append(number)
@@ -109,8 +138,23 @@ def _read_lines(path: Path, terms: _Terms) -> None:
         raise wrong_file(path, f"{lines} {named}: {text}")
 
 
+def _names_columns(row: tuple[str, str], languages: tuple[str, str]) -> bool:
+    """Whether a first line has names of columns, and not a term: `source` and `target`, or two languages.
+
+    Codes are also words (`it` is `es` in German), so they must be those of the run as far as it has some.
+    """
+    one, other = row
+    if (one.casefold(), other.casefold()) in _COLUMNS:
+        return True
+    tags = [tag_of(cell) for cell in row]
+    return not is_same_language(*tags) and all(
+        tag != cell or (is_same_language(tag, language) if language else name_of(tag) != tag)
+        for cell, tag, language in zip(row, tags, languages, strict=True)
+    )
+
+
 class _Tbx(TextElements):
-    """A file of TBX (version 2 or 3), whose terms are added to others. Owned by `read_glossary`.
+    """A file of TBX (version 2 or 3), whose terms are added to others. Owned by `_read`.
 
     If a concept has several terms in the target's language, its preferred one counts, or the first one that
     is not deprecated.

@@ -93,13 +93,13 @@ class Plan:
     shards: tuple[Shard, ...] = ()
 
 
-def read_plan(folder: Path) -> Plan | None:
-    """Returns the plan of an output folder; None if it does not have one.
+def read_plan(folder: Path, name: str = PLAN_FILE) -> Plan | None:
+    """Returns the plan of an output folder, in a file of this name; None if it does not have one.
 
     Raises:
         JobError: The file is not a plan.
     """
-    path = folder / PLAN_FILE
+    path = folder / name
     try:
         content = json.loads(path.read_bytes())
         settings = dict(content["settings"])
@@ -128,7 +128,7 @@ def check_plan(folder: Path, before: Plan, now: Plan, advice: str) -> None:
         folder: The output folder.
         before: Its plan.
         now: A plan with the settings and inputs of the command.
-        advice: How to start anew.
+        advice: How to start anew, beside repeating the command.
     """
     for what, differences in (
         ("inputs", _other_inputs(before.inputs, now.inputs)),
@@ -137,19 +137,19 @@ def check_plan(folder: Path, before: Plan, now: Plan, advice: str) -> None:
         if differences:
             named = "; ".join(sorted(differences)[:_MOST_NAMED])
             raise JobError(
-                f"{folder} belongs to a run with other {what}: {named}. Repeat the command of that run, give "
-                f"another --output, or {advice}"
+                f"{folder} belongs to a run with other {what}: {named}. Repeat the command of that run, "
+                f"{advice}"
             )
 
 
-def write_plan(folder: Path, plan: Plan) -> None:
+def write_plan(folder: Path, plan: Plan, name: str = PLAN_FILE) -> None:
     """Writes the plan of an output folder. Commands that start together write equal plans."""
     inputs = {path: astuple(state) for path, state in plan.inputs.items()}
     content = {
         "settings": plan.settings | {"inputs": inputs},
         "shards": [astuple(shard) for shard in plan.shards],
     }
-    with atomic_write(folder / PLAN_FILE) as file:
+    with atomic_write(folder / name) as file:
         file.write(json.dumps(content).encode())  # names may have bytes that are not UTF-8
 
 

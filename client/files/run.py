@@ -58,7 +58,7 @@ def plan_run(
         inputs: The absolute paths of the inputs.
         settings: Everything else that the output depends on, as JSON has it.
         shard_lines: The largest number of lines of a shard.
-        advice: How to start anew where the folder belongs to another run.
+        advice: How to start anew where the folder belongs to another run, beside repeating its command.
         languages: The tags of the languages of texts and targets, as far as they are known.
 
     Raises:

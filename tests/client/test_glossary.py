@@ -62,6 +62,14 @@ def test_a_wrong_glossary_is_one_line_and_no_output(run, tmp_path):
     assert not (tmp_path / "out.txt").exists()
 
 
+def test_names_of_columns_are_left_out_and_reported(run, tmp_path):
+    (tmp_path / "named.tsv").write_text("source\ttarget\ncat\tKatze\n")
+    code, out, err = run("translate", "a source cat", "--glossary", "named.tsv")
+    assert (code, err) == (0, ["the first row of named.tsv names the columns: left out"])
+    assert "Katze" in out
+    assert "target" not in out
+
+
 def test_documents_and_programs_take_a_glossary(run, client, tmp_path):
     (tmp_path / "in.html").write_text("<p>a cat</p><p>a <b>black</b> dog</p>")
     command = ["--input", "in.html", "--output", "out.html", "--glossary", "terms.tsv"]

@@ -350,3 +350,20 @@ def test_pictures_and_formulas_stay_once_within_the_sentence_of_a_book(content, 
     assert found == texts
     shown = re.search("<p>(.*)</p>", parts(written)["a.xhtml"].decode())[1]
     assert " ".join(shown.split()) == expected
+
+
+def test_elements_of_a_book_in_another_language_stay():
+    page = (
+        '<html xmlns="http://www.w3.org/1999/xhtml" lang="fr"><body lang="fr"><p>one <i lang="fr">deux</i> '
+        'three</p><p xml:lang="fr">quatre</p><p lang="en-GB">five</p><p lang="">six</p></body></html>'
+    )
+    document = FILES[".xhtml"](page.encode(), Path("a.xhtml"))
+    document.source_language = "en"
+    assert [segment.text for segment in document.segments] == ["one deux three", "five", "six"]
+    content = book()
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        [name] = [name for name in archive.namelist() if name.endswith("one.xhtml")]
+    document = FILES[".epub"](archive_of({**parts(content), name: page.encode()}), Path("a.epub"))
+    document.source_language = "en"
+    assert not any("quatre" in segment.text for segment in document.segments)
+    assert any("five" in segment.text for segment in document.segments)

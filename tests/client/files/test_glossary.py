@@ -79,6 +79,36 @@ def test_each_concept_of_tbx_has_its_terms_and_the_best_translation(written):
 
 
 @pytest.mark.parametrize(
+    ("row", "languages", "is_left_out"),
+    [
+        ("source\ttarget", ("de", "en"), True),
+        ("Source \tTarget", ("", ""), True),
+        ("term\ttranslation", ("", ""), True),
+        ("en\tde", ("en", "de"), True),
+        ("en-US\tde_DE", ("eng_Latn", "deu_Latn"), True),
+        ("kor_Hang\teng_Latn", ("kor_Hang", "eng_Latn"), True),
+        ("en\tde", ("", ""), True),
+        ("English\tGerman", ("", ""), True),
+        ("English\tgerman", ("ko", "en"), True),
+        ("it\tes", ("en", "de"), False),
+        ("Thai\tThai", ("en", "de"), False),
+        ("English\tEnglisch", ("en", "de"), False),
+        ("source\tQuelle", ("en", "de"), False),
+        ("target\tsource", ("en", "de"), False),
+        ("xx\tyy", ("", ""), False),
+    ],
+)
+def test_a_first_row_that_names_the_columns_is_not_a_term(written, row, languages, is_left_out):
+    source, target = languages
+    path = written(f"# terms\n\n{row}\nMaschine\tmachine\n")
+    found = read_glossary(path, source_language=source, target_language=target)
+    assert len(found) == (1 if is_left_out else 2)
+    assert found[-1] == ("Maschine", "machine")
+    later = written(f"Maschine\tmachine\n{row}\n")
+    assert len(read_glossary(later, source_language=source, target_language=target)) == 2
+
+
+@pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("a.tsv", "a\tb\nc\nd\te\tf\n\tg\nh\t\n", "lines 2, 3, 4, …: a term, a tab and its translation"),

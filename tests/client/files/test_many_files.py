@@ -43,19 +43,19 @@ def test_files_of_every_kind_are_translated_into_a_folder_once(run, tmp_path, fi
     """The server answers each text with itself."""
     code, out, lines = run("translate", "--input", *files, "--to", "out", "--long-source", "truncate")
     assert (code, out, lines) == (0, "", [])
-    written = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.*")}
+    written = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("[!.]*.*")}
     assert written == {str(Path(name).relative_to("in")) for name in files}
     assert (tmp_path / "out" / "a.txt").read_text() == CONTENTS["a.txt"]
     assert (tmp_path / "out" / "deep" / "a.md").is_file()
     assert json.loads((tmp_path / "out" / "a.json").read_text()) == json.loads(JSON)
-    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.*")}
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("[!.]*.*")}
     (tmp_path / "out" / "a.json").unlink()
     code, _, lines = run(
         "translate", "--input", *files, "--to", "out", "--resume", "--long-source", "truncate"
     )
     assert code == 0
     assert sum("is complete, and nothing was translated" in line for line in lines) == len(files) - 1
-    again = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.*")}
+    again = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("[!.]*.*")}
     assert [path.name for path in times if times[path] != again[path]] == ["a.json"]
     assert not parts_folder(tmp_path / "out" / "a.json").exists()
 
@@ -66,7 +66,7 @@ def test_a_file_that_cannot_be_read_is_reported_and_the_others_go_on(run, tmp_pa
     code, _, lines = run("translate", "--input", "in/a.docx", "in/a.json", "in/a.txt", "--to", "out")
     assert code == 1
     assert [line.partition(": the file is not ")[2][:4] for line in lines] == ["a Wo", "JSON"]
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.txt"]
+    assert [path.name for path in (tmp_path / "out").glob("[!.]*")] == ["a.txt"]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_file_that_is_missing_or_unknown_is_reported_and_the_others_go_on(
     assert (code, len(lines)) == (1, 1)
     assert lines[0].startswith("error: ")
     assert message in lines[0]
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.json", "a.txt"]
+    assert sorted(path.name for path in (tmp_path / "out").glob("[!.]*")) == ["a.json", "a.txt"]
 
 
 def test_an_input_without_texts_and_a_glossary_without_terms_are_reported(run, tmp_path, files):
@@ -112,7 +112,7 @@ def test_an_archive_is_not_read_as_text(run, tmp_path, files, name):
     code, _, lines = run("translate", "--input", name, "in/a.txt", "--to", "out")
     assert (code, len(lines)) == (1, 1)
     assert f"/{name}: the file is an archive (ZIP)" in lines[0]
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.txt"]
+    assert [path.name for path in (tmp_path / "out").glob("[!.]*")] == ["a.txt"]
 
 
 def test_a_text_that_fails_is_named_with_its_file(run, tmp_path, files):
@@ -159,3 +159,45 @@ def test_an_output_that_exists_is_kept(run, capsys, tmp_path, files):
     )
     assert run("translate", "--input", "in/a.json", "in/a.txt", "--to", "out", "--overwrite")[0] == 0
     assert (tmp_path / "out" / "a.txt").read_text() == CONTENTS["a.txt"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "difference"),
+    [
+        (["--beam-size", "2"], 'options beam_size was null and is "2"'),
+        (["--glossary", "terms.tsv"], 'options terms was null and is "1 ('),
+        (["--memory", "old.tmx"], 'memory was null and is "1 texts ('),
+        (["--no-keep-placeholders"], "keeps_placeholders was true and is false"),
+    ],
+)
+def test_a_folder_is_not_continued_with_other_options(run, tmp_path, files, flags, difference):
+    """The new files had targets of the new options, beside those of the old ones."""
+    (tmp_path / "terms.tsv").write_text("one\teins\n")
+    (tmp_path / "old.tmx").write_text(
+        '<tmx version="1.4"><header srclang="ko"/><body><tu><tuv xml:lang="ko"><seg>a</seg></tuv>'
+        '<tuv xml:lang="en"><seg>b</seg></tuv></tu></body></tmx>'
+    )
+    command = ["--input", "in/a.txt", "in/a.json", "--to", "out"]
+    assert run("translate", *command[:2], *command[3:])[0] == 0
+    code, out, [line] = run("translate", *command, "--resume", *flags)
+    assert (code, out) == (1, "")
+    assert line.startswith(f"error: out belongs to a run with other settings: {difference}")
+    assert line.endswith(
+        ". Repeat the command of that run, give another --to, or replace its files with --overwrite"
+    )
+    assert [path.name for path in (tmp_path / "out").glob("[!.]*")] == ["a.txt"]
+    assert run("translate", *command, "--resume")[0] == 0
+    assert run("translate", *command, "--overwrite", *flags)[0] == 0
+    assert run("translate", *command, "--resume")[2][0].startswith("error: out belongs to a run with other")
+
+
+def test_a_folder_is_made_with_its_first_file(run, tmp_path, files):
+    """A file that was refused left an empty folder behind."""
+    (tmp_path / "in" / "deep" / "a.docx").write_text("PK")
+    assert run("translate", "--input", "in/deep/a.docx", "in/a.xul", "--to", "out")[0] == 1
+    assert not (tmp_path / "out").exists()
+    assert run("translate", "--input", "in/deep/a.docx", "in/a.txt", "--to", "out")[0] == 1
+    assert [path.name for path in (tmp_path / "out").glob("[!.]*")] == ["a.txt"]
+    command = ["--input", "in/a.txt", "in/deep/a.md", "--to", "other"]
+    assert run("translate", *command, "--max-new-tokens", "100000")[0] == 1
+    assert not (tmp_path / "other").exists()
