@@ -1,4 +1,4 @@
-"""Reads and writes Word files (.docx and its like): archives of XML, and of pictures that stay as they are."""
+"""Reads and writes Word files (.docx and its like): archives of XML, and pictures that stay as they are."""
 
 from __future__ import annotations
 
