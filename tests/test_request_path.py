@@ -12,8 +12,8 @@ from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from tests.server.service.harness import EchoRunner, serving
 
 _SERVER = Path(__file__).parent.parent / "server"
-# Lower a bound with each change that shortens the path; a commit that raises one says why. The second number is
-# that of a request whose options the server has read before.
+# Lower a bound with each change that shortens the path; a commit that raises one says why. The second number
+# is that of a request whose options the server has read before.
 _MAX_FUNCTIONS = {"GenerateStream": (86, 75), "Generate": (98, 87)}
 # The harness has a runner of its own, whose calls count as those of `runner/runner.py`.
 _RUNNER_VERBS = "encode", "step"
