@@ -687,7 +687,7 @@ def transcription(options: argparse.Namespace) -> GenerateOptions:
         return generate_options
     if options.resume and options.file == STANDARD:
         parser.error("--resume needs a FILE, because standard input cannot be read again")
-    _check_output(options, options.file)
+    _check_output(options, options.file, has_folder=False)
     return generate_options
 
 
@@ -747,14 +747,17 @@ def _check_files(options: argparse.Namespace) -> str:
         parser.error("--output is for the lines of a file: give the file as --input, and no TEXT")
     if options.stream:
         parser.error("--output is a file of whole answers: leave out --stream")
-    _check_output(options, input_)
+    _check_output(options, input_, has_folder=options.to is not None)
     if document_suffix(input_) and output.exists() and not output.is_file():
         parser.error(f"--output {output} is a pipe or a device: a document is written to a file")
     return problem
 
 
-def _check_output(options: argparse.Namespace, input_: Path) -> None:
-    """Refuses an --output that cannot be written, or that exists without --resume or --overwrite."""
+def _check_output(options: argparse.Namespace, input_: Path, *, has_folder: bool) -> None:
+    """Refuses an --output that cannot be written, or that exists without --resume or --overwrite.
+
+    The folder of a command that `has_folder` for its outputs is made later.
+    """
     parser, output = options.parser, options.output
     if is_compressed(output):
         parser.error(f"--output {output}: the client does not compress its output: leave out {COMPRESSED}")
@@ -769,7 +772,7 @@ def _check_output(options: argparse.Namespace, input_: Path) -> None:
         parser.error(f"--output {output} is a folder: give the name of a file in it")
     if output.exists() and input_.exists() and output.samefile(input_):
         parser.error("--input and --output are the same file")
-    if options.to is None and not output.parent.is_dir():
+    if not has_folder and not output.parent.is_dir():
         parser.error(f"--output {output}: there is no folder {output.parent}")
     kept = output, parts_folder(output.resolve())  # a pipe or a device keeps nothing
     exists = next((path for path in kept if path.is_file() or path.is_dir()), None)
