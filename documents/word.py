@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from seq2seq_serve.documents.archive import Archive
@@ -48,21 +48,21 @@ _DRAWN = named(_W, "drawing pict object") | named(
 )
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Run:
     """A run that begins, separates or ends a field.
 
     Attributes:
         begin: The number of its first event in the paragraph.
         end: That behind its last one.
-        depth: The number of elements around it in the paragraph.
+        around: The number of the event that begins the element around it.
         kinds: The marks of fields in it.
         has_text: Whether it has a text beside them.
     """
 
     begin: int
     end: int
-    depth: int
+    around: int
     kinds: tuple[str, ...]
     has_text: bool
 
@@ -73,58 +73,66 @@ class _Paragraphs(Content):
     def __init__(self, flows: Flows, names: Names) -> None:
         super().__init__(flows, names)
         self._events: list[Event] = []  # of a paragraph
-        self._around = 0  # elements open in it
+        self._depth_in_paragraph = 0
 
     def add(self, event: Event, name: str) -> None:
         if self._events or (event.kind == BEGIN and name == _PARAGRAPH):
             self._events.append(event)
-            self._around += (event.kind == BEGIN) - (event.kind == END)
-            if not self._around:
+            self._depth_in_paragraph += (event.kind == BEGIN) - (event.kind == END)
+            if not self._depth_in_paragraph:
                 events, self._events = self._events, []
-                self._add_all(events, _fields(events))
+                self._add_all(_Paragraph(events))
         else:
             super().add(event, name)
 
-    def _add_all(self, events: Sequence[Event], fields: Sequence[tuple[_Run, _Run, _Run]]) -> None:
-        """Adds the events of a paragraph, or of a part of it, with its outer fields."""
+    def _add_all(self, paragraph: _Paragraph) -> None:
+        """Adds the events of a paragraph, in time that is linear in their number."""
+        events, fields = paragraph.events, paragraph.fields()
+        links: list[tuple[int, int, str]] = []  # around the place: the events of their ends, and their names
         place = 0
-        for begin, separator, end in fields:
-            if begin.begin < place:
-                continue  # inside of the last one
-            self._add_events(events[place : begin.begin])
-            opening, inside = events[begin.begin : separator.end], events[separator.end : end.begin]
-            place = end.end
-            if separator is not end and _instruction(opening).startswith("HYPERLINK"):
-                self.flows.open(_markup(opening), _MARK, is_single=True)
-                self._add_all(inside, _fields(inside))
-                self.flows.close(_markup(events[end.begin : end.end]), _MARK)
-            else:
-                text = "".join(_shown(inside)) if separator is not end else ""
-                self._keep_field(_markup(events[begin.begin : place]), text)
-        self._add_events(events[place:])
-
-    def _add_events(self, events: Sequence[Event]) -> None:
-        """Adds events without fields. A picture without a text of its own stays within the sentence."""
-        end = 0
-        for place, event in enumerate(events):
-            if place < end:
+        while place < len(events):
+            if links and links[-1][0] == place:
+                begin, place, name = links.pop()
+                self.flows.close(_markup(events[begin:place]), name)
                 continue
-            inside: Sequence[Event] = ()
-            if event.kind == BEGIN and (event.name in (_SIMPLE, _RUN) or event.name in _DRAWN):
-                inside = events[place : _end_of(events, place)]
-            names = {one.name for one in inside}
-            if not inside or _BOX in names or (event.name == _RUN and not _is_picture(inside)):
+            event, end = events[place], paragraph.ends[place]
+            field = fields.get(place)
+            if field is not None and not (links and field[2].end > links[-1][0]):
+                place = self._add_field(events, *field, links)
+            elif event.kind != BEGIN or paragraph.has_box(place, end):
                 super().add(event, event.name)
-                continue
-            end = place + len(inside)
-            if event.name != _SIMPLE:
-                self.flows.add_markup(_markup(inside))
-            elif event.attributes.get(f"{_W}instr", "").strip().startswith("HYPERLINK"):
+                place += 1
+            elif event.name == _SIMPLE and _is_link(event.attributes.get(f"{_W}instr", "")):
                 self.flows.open(event.markup, _SIMPLE, is_single=True)
-                self._add_all(inside[1:-1], _fields(inside[1:-1]))
-                self.flows.close(inside[-1].markup, _SIMPLE)
+                links.append((end - 1, end, _SIMPLE))
+                place += 1
+            elif event.name == _SIMPLE:
+                self._keep_field(_markup(events[place:end]), "".join(_texts(events[place:end], _TEXT)))
+                place = end
+            elif event.name in _DRAWN or (event.name == _RUN and paragraph.is_picture(place)):
+                self.flows.add_markup(_markup(events[place:end]))
+                place = end
             else:
-                self._keep_field(_markup(inside), "".join(_shown(inside)))
+                super().add(event, event.name)
+                place += 1
+
+    def _add_field(
+        self,
+        events: Sequence[Event],
+        begin: _Run,
+        separator: _Run,
+        end: _Run,
+        links: list[tuple[int, int, str]],
+    ) -> int:
+        """Adds a field, or begins one that is a link, and returns the number of the next event."""
+        opening = events[begin.begin : separator.end]
+        if separator is not end and _is_link("".join(_texts(opening, _INSTRUCTION))):
+            self.flows.open(_markup(opening), _MARK, is_single=True)
+            links.append((end.begin, end.end, _MARK))
+            return separator.end
+        text = "" if separator is end else "".join(_texts(events[separator.end : end.begin], _TEXT))
+        self._keep_field(_markup(events[begin.begin : end.end]), text)
+        return end.end
 
     def _keep_field(self, markup: str, text: str) -> None:
         if text.strip():
@@ -133,87 +141,92 @@ class _Paragraphs(Content):
             self.flows.add_markup(markup)
 
 
-def _fields(events: Sequence[Event]) -> list[tuple[_Run, _Run, _Run]]:
-    """Returns the fields of a paragraph by their runs that begin, separate and end them, outer ones first.
+class _Paragraph:
+    """The events of a paragraph.
 
-    One without a result has its end in place of the separator. Those that go on in other paragraphs, that are
-    not between the same elements at both ends, or that share a run with a text are left out.
+    Attributes:
+        events: Them.
+        ends: For each event that begins an element, the number behind the event of its end.
     """
-    if not any(event.name == _MARK for event in events):
-        return []
-    found, opened = list[tuple[_Run, _Run, _Run]](), list[list[_Run]]()
-    for run in _runs(events):
-        for kind in run.kinds:
-            if kind == "begin":
-                opened.append([run])
-            elif opened and kind == "separate":
-                opened[-1].append(run)
-            elif opened and kind == "end":
-                begin, *separators = opened.pop()
-                separator = separators[-1] if separators else run
-                its = (begin, separator, run)
-                is_apart = begin is not separator and separator is not run and begin is not run
-                is_even = len({one.depth for one in its}) == 1 and not any(one.has_text for one in its)
-                depth, is_inside = 0, True
-                for event in events[begin.begin : run.end]:
-                    depth += (event.kind == BEGIN) - (event.kind == END)
-                    is_inside = is_inside and depth >= 0 and event.name != _BOX
-                if is_even and is_inside and (is_apart or not separators):
-                    found.append(its)
-    return sorted(found, key=lambda its: (its[0].begin, -its[2].end))
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self.events = events
+        self.ends = [len(events)] * len(events)
+        self._around = [-1] * len(events)  # the number of the event that begins the element around each
+        self._num_boxes = [0]  # before each event
+        opened: list[int] = []
+        for place, event in enumerate(events):
+            if event.kind == END and opened:
+                self.ends[opened.pop()] = place + 1
+            self._around[place] = opened[-1] if opened else -1
+            if event.kind == BEGIN:
+                opened.append(place)
+            self._num_boxes.append(self._num_boxes[-1] + (event.name == _BOX))
+
+    def has_box(self, begin: int, end: int) -> bool:
+        """Whether there is a text of its own among some events."""
+        return self._num_boxes[begin] < self._num_boxes[end]
+
+    def is_picture(self, place: int) -> bool:
+        """Whether the run that begins at a place has a picture, and nothing beside it."""
+        names, inside, end = set[str](), place + 1, self.ends[place] - 1
+        while inside < end:
+            if self.events[inside].kind == BEGIN:
+                names.add(self.events[inside].name)
+                inside = self.ends[inside]
+            else:
+                inside += 1
+        return bool(names & _DRAWN) and names <= _DRAWN | {f"{_W}rPr"}
+
+    def fields(self) -> dict[int, tuple[_Run, _Run, _Run]]:
+        """Returns the fields by their first events: the runs that begin, separate and end each one.
+
+        One without a result has its end in place of the separator. Those that go on in other paragraphs, that
+        are not between the same elements at both ends, or that share a run with a text are left out. Of two
+        that begin in one run, the outer one counts.
+        """
+        found: dict[int, tuple[_Run, _Run, _Run]] = {}
+        opened: list[list[_Run]] = []
+        for run in self._runs():
+            for kind in run.kinds:
+                if kind == "begin":
+                    opened.append([run])
+                elif opened and kind == "separate":
+                    opened[-1].append(run)
+                elif opened and kind == "end":
+                    begin, *separators = opened.pop()
+                    separator = separators[-1] if separators else run
+                    its = begin, separator, run
+                    is_apart = begin is not separator and separator is not run and begin is not run
+                    is_even = len({one.around for one in its}) == 1 and not any(one.has_text for one in its)
+                    if is_even and (is_apart or not separators) and not self.has_box(begin.begin, run.end):
+                        found[begin.begin] = its
+        return found
+
+    def _runs(self) -> Iterator[_Run]:
+        """Yields the runs with marks of fields."""
+        begin = -1
+        kinds, has_text = list[str](), False
+        for place, event in enumerate(self.events):
+            if event.kind == BEGIN and event.name == _RUN and begin < 0:
+                begin, kinds, has_text = place, [], False
+            if begin >= 0 and event.kind == BEGIN:
+                if event.name == _MARK:
+                    kinds.append(event.attributes.get(_KIND, ""))
+                has_text = has_text or event.name == _TEXT
+            if begin >= 0 and self.ends[begin] == place + 1:
+                if kinds:
+                    yield _Run(begin, place + 1, self._around[begin], tuple(kinds), has_text)
+                begin = -1
 
 
-def _runs(events: Sequence[Event]) -> Iterable[_Run]:
-    """Yields the runs with marks of fields."""
-    depth, begin = 0, -1
-    kinds, has_text = list[str](), False
-    for place, event in enumerate(events):
-        if event.kind == BEGIN and event.name == _RUN and begin < 0:
-            begin, kinds, has_text, at = place, [], False, depth
-        depth += (event.kind == BEGIN) - (event.kind == END)
-        if begin >= 0 and event.kind == BEGIN:
-            if event.name == _MARK:
-                kinds.append(event.attributes.get(_KIND, ""))
-            has_text = has_text or event.name == _TEXT
-        if event.kind == END and begin >= 0 and depth == at:
-            if kinds:
-                yield _Run(begin, place + 1, at, tuple(kinds), has_text)
-            begin = -1
-
-
-def _end_of(events: Sequence[Event], place: int) -> int:
-    """Returns the number behind the last event of an element that begins at a place."""
-    depth = 0
-    for number in range(place, len(events)):
-        depth += (events[number].kind == BEGIN) - (events[number].kind == END)
-        if not depth:
-            return number + 1
-    return len(events)
-
-
-def _is_picture(run: Sequence[Event]) -> bool:
-    """Whether a run has a picture, and nothing beside it."""
-    depth, names = 0, set[str]()
-    for event in run:
-        depth -= event.kind == END
-        if event.kind == BEGIN and depth == 1:
-            names.add(event.name)
-        depth += event.kind == BEGIN
-    return bool(names & _DRAWN) and names <= _DRAWN | {f"{_W}rPr"}
+def _is_link(instruction: str) -> bool:
+    """Whether a field is a link, by what it does."""
+    return instruction.strip().startswith("HYPERLINK")
 
 
 def _markup(events: Iterable[Event]) -> str:
     return "".join(event.markup for event in events)
-
-
-def _instruction(events: Iterable[Event]) -> str:
-    """Returns what a field does, from the runs before its result."""
-    return "".join(_texts(events, _INSTRUCTION)).strip()
-
-
-def _shown(events: Iterable[Event]) -> Iterable[str]:
-    """Yields the texts of runs."""
-    return _texts(events, _TEXT)
 
 
 def _texts(events: Iterable[Event], name: str) -> Iterable[str]:
