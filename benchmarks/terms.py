@@ -88,7 +88,10 @@ async def _measure(options: argparse.Namespace, pairs: list[_Pair]) -> dict[str,
     model = AsyncModel(options.bundle, config)
     await model.start()
     groups = [pairs[first : first + options.in_flight] for first in range(0, len(pairs), options.in_flight)]
-    await _decode(model, groups[0], _plain(_BEAM_SIZE))
+    beam, greedy = (
+        pb.GenerateOptions(beam_size=size, max_new_tokens=options.max_new_tokens) for size in (_BEAM_SIZE, 1)
+    )
+    await _decode(model, groups[0], beam)
     ratios, texts, plain_texts, num_present = list[float](), list[str](), list[str](), 0
     others: dict[str, dict[str, Any]] = {
         name: {"ratios": list[float](), "are_equal": True} for name in ("beam", "greedy")
@@ -96,18 +99,16 @@ async def _measure(options: argparse.Namespace, pairs: list[_Pair]) -> dict[str,
     for number, group in enumerate(groups):
         speeds = {}
         for has_terms in _in_turns(number):
-            seconds, answers = await _decode(model, group, None if has_terms else _plain(_BEAM_SIZE))
+            seconds, answers = await _decode(model, group, beam, has_terms=has_terms)
             speeds[has_terms] = sum(answer.usage.target_tokens for answer in answers) / seconds
             (texts if has_terms else plain_texts).extend(answer.hypotheses[0].text for answer in answers)
         ratios.append(speeds[True] / speeds[False])
-        for name, size in (("beam", _BEAM_SIZE), ("greedy", 1)):
+        for name, plain in (("beam", beam), ("greedy", greedy)):
             beside = groups[(number + 1) % len(groups)]
             taken, targets = dict[bool, float](), dict[bool, list[list[int]]]()
             for has_terms in _in_turns(number):
-                neighbours = asyncio.ensure_future(
-                    _decode(model, beside, None if has_terms else _plain(_BEAM_SIZE))
-                )
-                taken[has_terms], answers = await _decode(model, group, _plain(size))
+                neighbours = asyncio.ensure_future(_decode(model, beside, beam, has_terms=has_terms))
+                taken[has_terms], answers = await _decode(model, group, plain)
                 targets[has_terms] = [list(answer.hypotheses[0].token_ids) for answer in answers]
                 await neighbours
             others[name]["ratios"].append(taken[False] / taken[True])
@@ -134,16 +135,15 @@ def _in_turns(number: int) -> tuple[bool, bool]:
     return (True, False) if number % 2 else (False, True)
 
 
-def _plain(beam_size: int) -> pb.GenerateOptions:
-    return pb.GenerateOptions(beam_size=beam_size)
-
-
 async def _decode(
-    model: AsyncModel, group: Sequence[_Pair], plain: pb.GenerateOptions | None
+    model: AsyncModel, group: Sequence[_Pair], plain: pb.GenerateOptions, *, has_terms: bool = False
 ) -> tuple[float, list[pb.GenerateResponse]]:
-    """Decodes sources at once, with their terms or by other options; returns the seconds and the answers."""
-    options = [plain or pb.GenerateOptions(beam_size=_BEAM_SIZE, terms=pair.terms) for pair in group]
-    decodings = [model.read_options(one) for one in options]
+    """Decodes sources at once, with their terms or without; returns the seconds and the answers."""
+    decodings = []
+    for pair in group:
+        options = pb.GenerateOptions(terms=pair.terms if has_terms else ())
+        options.MergeFrom(plain)
+        decodings.append(model.read_options(options))
     began = time.perf_counter()
     answers = await asyncio.gather(
         *(
@@ -165,6 +165,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--threads", type=positive, default=2, help="(default: %(default)s)")
     add("--in-flight", type=positive, default=16, metavar="N", help="(default: %(default)s)")
     add("--pairs", type=positive, default=200, metavar="N", help="sources (default: %(default)s)")
+    add(
+        "--max-new-tokens",
+        type=positive,
+        metavar="N",
+        help="of a target (default: the model's); one of random weights never ends before",
+    )
     return parser
 
 

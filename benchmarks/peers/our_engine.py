@@ -102,7 +102,8 @@ def _serve(connection: Connection, bundle_path: Path, config: RunnerConfig) -> N
             targets[place] = list(result.best.token_ids)[len(manifest.template.forced) :]
         step_seconds = statistics.median(turn.step_seconds for turn in turns)
         busy_seconds = sum(turn.encode_seconds + turn.num_steps * turn.step_seconds for turn in turns)
-        connection.send((targets, Clock(step_seconds, busy_seconds / config.num_instances)))
+        num_busy = min(config.num_instances, len(sources))
+        connection.send((targets, Clock(step_seconds, busy_seconds / num_busy)))
     engine.stop()
 
 
