@@ -34,6 +34,7 @@ from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig
 from seq2seq_serve.server.library import AsyncModel
+from seq2seq_serve.server.system.trimming import spare_what_lives
 from seq2seq_serve.training.data.text_files import read_lines
 
 _BEAM_SIZE, _NUM_TERMS, _LEAST_LETTERS = 5, 2, 3
@@ -92,6 +93,7 @@ async def _measure(options: argparse.Namespace, pairs: list[_Pair]) -> dict[str,
         pb.GenerateOptions(beam_size=size, max_new_tokens=options.max_new_tokens) for size in (_BEAM_SIZE, 1)
     )
     await _decode(model, groups[0], beam)
+    spare_what_lives()  # as a server does
     ratios, texts, plain_texts, num_present = list[float](), list[str](), list[str](), 0
     others: dict[str, dict[str, Any]] = {
         name: {"ratios": list[float](), "are_equal": True} for name in ("beam", "greedy")
