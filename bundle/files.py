@@ -76,3 +76,20 @@ def new_memory(num_bytes: int, descriptor: int | None = None) -> memoryview:
         with contextlib.suppress(OSError):  # of a kernel without them
             content.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(content)[:num_bytes]
+
+
+def give_back(memory: memoryview, begin: int, end: int) -> None:
+    """Give bytes of `new_memory` that nobody reads any more to the system, as whole pages, where it can.
+
+    Args:
+        memory: All of it.
+        begin: The number of the first byte.
+        end: The number behind the last one.
+    """
+    begin, end = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+    if begin >= end or not isinstance(memory.obj, mmap.mmap) or not hasattr(mmap, "MADV_REMOVE"):
+        return
+    for advice in (mmap.MADV_REMOVE, mmap.MADV_DONTNEED):  # of shared memory, of that of this process alone
+        with contextlib.suppress(OSError):
+            memory.obj.madvise(advice, begin, end - begin)
+            return

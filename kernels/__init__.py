@@ -32,7 +32,7 @@ _ISA = "SEQ2SEQ_ISA"
 PTX_FLAGS = ("-ptx", "-arch=compute_75", "-O3", "-std=c++17")
 
 
-_ELF_HEADER_BYTES = 64
+_ELF_HEADER_BYTES, _HALF_BYTES = 64, 2
 _AGAIN = "install this package again here; `pip install -v` shows the errors of the compiler"
 
 
@@ -176,19 +176,25 @@ def packed_shape(shape: tuple[int, ...], *, is_int8: bool) -> tuple[int, ...] | 
     return tuple(packed.tolist())
 
 
-def pack(weights: Weights, packed: Weights) -> None:
+def pack(weights: Weights, packed: Weights) -> bool:
     """Write weights as this processor multiplies them, for sessions that will use them in place.
 
     Args:
         weights: `(I, O)` uint8, 128 above their levels, or `(O, I)` float32, without gaps.
         packed: Zeros of the shape `packed_shape`, without gaps, or memory that begins where the weights do.
 
+    Returns:
+        Whether they were float32 and half precision has the same numbers. They are packed so, which changes
+        no product, and take the first half of the memory: the last axis of their shape is half as long.
+
     Raises:
         MemoryError: There is no memory for a copy of some of them.
     """
     function = _function("pack_int8" if weights.dtype == np.uint8 else "pack_floats")
-    if not function(weights.ctypes.data, *weights.shape, packed.ctypes.data):
+    element_bytes = function(weights.ctypes.data, *weights.shape, packed.ctypes.data)
+    if not element_bytes:
         raise MemoryError("no memory to pack weights")
+    return bool(element_bytes == _HALF_BYTES)
 
 
 class _Tensors(ctypes.Structure):
@@ -255,7 +261,7 @@ _TYPES = {
     "packed_shape": ((ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p), None),
     "pack_int8": ((ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p), ctypes.c_bool),
     "packed_float_shape": ((ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p), None),
-    "pack_floats": ((ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p), ctypes.c_bool),
+    "pack_floats": ((ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p), ctypes.c_int),
 }
 
 

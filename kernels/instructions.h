@@ -61,12 +61,13 @@ static bool has_sixteens() {
 }
 
 #if !defined(__x86_64__)
-constexpr auto multiply_in_sixteens = multiply_in_eights;
+#define multiply_in_sixteens multiply_in_eights
 using TermsInSixteens = TermsInEights;
 #endif
 
-static decltype(FloatMap::multiply) float_multiplication() {
-  return has_sixteens() ? multiply_in_sixteens : multiply_in_eights;
+static decltype(FloatMap::multiply) float_multiplication(bool are_halves) {
+  if (are_halves) return has_sixteens() ? multiply_in_sixteens<Half> : multiply_in_eights<Half>;
+  return has_sixteens() ? multiply_in_sixteens<float> : multiply_in_eights<float>;
 }
 
 static decltype(Terms::add) addition_of_terms() {

@@ -236,11 +236,14 @@ struct AddNorm {
   }
 };
 
+// Whether packed weights are in half precision.
+static bool holds_halves(const Tensor<float> &packed) { return packed.shape[2] * 2 == PANEL; }
+
 // Inputs: x (N, I); and, constants, the weights (O, I) and the bias (O,). Output: (N, O). The attribute `factor` multiplies
 // the sums.
 //
-// A server gives the weights in panels, as `pack_floats` writes them, so that all sessions, and all processes, share them.
-// Others are packed by each session.
+// A server gives the weights in panels, as `pack_floats` writes them, so that all sessions, and all processes, share them:
+// panels of PANEL floats, or as many halves, which are in PANEL / 2 elements of the tensor. Others are packed by each session.
 template <bool HAS_RELU> struct Linear {
   static constexpr const char *NAME = HAS_RELU ? "LinearRelu" : "Linear";
   static constexpr int INPUTS[] = {FLOAT, FLOAT, FLOAT}, OUTPUTS[] = {FLOAT};
@@ -258,10 +261,11 @@ template <bool HAS_RELU> struct Linear {
     require(I > 0, "there must be an input");
     bias = std::make_unique<Aligned<float>>(map.num_groups() * GROUP);
     std::copy(added.data, added.data + O, &(*bias)[0]);
-    map.multiply = float_multiplication(), map.least = HAS_RELU ? 0 : -INFINITY;
+    const bool are_halves = is_packed && holds_halves(weight);
+    map.multiply = float_multiplication(are_halves), map.least = HAS_RELU ? 0 : -INFINITY;
     map.bias = bias->data(), map.weights = weight.data;
     if (is_packed) {
-      require(weight.shape[0] * PANEL == map.num_groups() * GROUP && weight.shape[2] == PANEL,
+      require(weight.shape[0] * PANEL == map.num_groups() * GROUP && (are_halves || weight.shape[2] == PANEL),
               "the weights are packed for another number of outputs");
       return;
     }
@@ -309,7 +313,7 @@ struct Embedding {
   Tensor<float> table;
 
   explicit Embedding(const void *info) : table(constant<float>(info, 1)) {
-    require(table.num_axes == 2 || (table.num_axes == 3 && table.shape[2] == PANEL),
+    require(table.num_axes == 2 || (table.num_axes == 3 && (table.shape[2] == PANEL || holds_halves(table))),
             "the table must have 2 axes, or 3 if it is packed");
   }
 
@@ -317,7 +321,8 @@ struct Embedding {
     const bool is_packed = table.num_axes == 3;
     const Tokens tokens(context, table.shape[0] * (is_packed ? PANEL : 1));
     const size_t D = table.shape[1];
-    const Lookup work{table.data, is_packed, tokens.ids.data, tokens.rows(context, D), tokens.count, D};
+    const Lookup work{table.data,   is_packed, is_packed && holds_halves(table), tokens.ids.data, tokens.rows(context, D),
+                      tokens.count, D};
     compute(context, work, tokens.count * D);
   }
 };
@@ -756,12 +761,17 @@ extern "C" void packed_float_shape(int64_t outputs, int64_t inputs, int64_t *sha
   shape[0] = size_in_panels(1, outputs) / PANEL, shape[1] = inputs, shape[2] = PANEL;
 }
 
-// Packs weights (O, I), also into memory that begins where they do. Returns whether there is enough memory.
-extern "C" bool pack_floats(const float *weights, int64_t outputs, int64_t inputs, float *to) try {
-  write_panels(weights, inputs, outputs, to);
-  return true;
+// Packs weights (O, I), also into memory that begins where they do: in half precision if that has the same numbers. Returns how
+// many bytes a number takes, or 0 if there is not enough memory.
+extern "C" int pack_floats(const float *weights, int64_t outputs, int64_t inputs, void *to) try {
+  if (are_halves(weights, outputs * inputs)) {
+    write_panels(weights, inputs, outputs, static_cast<Half *>(to));
+    return sizeof(Half);
+  }
+  write_panels(weights, inputs, outputs, static_cast<float *>(to));
+  return sizeof(float);
 } catch (const std::bad_alloc &) {
-  return false;
+  return 0;
 }
 
 // ONNX Runtime calls this for each session that loads the library. A session that gets an error runs the definitions.

@@ -156,7 +156,7 @@ def float_graph(*nodes: Node, is_int8: bool = False) -> bytes:
 @pytest.mark.skipif(not kernels.instructions(), reason="nothing packs weights here")
 def test_a_matrix_that_other_operators_read_is_not_packed():
     """A table of embeddings is shared with the output projection, if both operators are the project's own."""
-    content = np.arange(40 * 24, dtype=np.float32).tobytes()
+    content = np.linspace(0, 1, 40 * 24, dtype=np.float32).tobytes()
     linear, look_up, int8, int8_look_up, choice = (
         Node(domain=DOMAIN, op_type=name, input=["x", "w"])
         for name in ("Linear", "Embedding", "QuantizedLinear", "QuantizedEmbedding", "Choice")
@@ -180,6 +180,17 @@ def test_a_matrix_that_other_operators_read_is_not_packed():
     assert shapes(float_graph(int8, gather, is_int8=True)) == [(40, 24)]
     for other in (int8, choice, foreign, branching):
         assert shapes(float_graph(linear, other)) == shapes(float_graph(other)) == [(40, 24)]
+
+
+@pytest.mark.skipif(not kernels.instructions(), reason="nothing packs weights here")
+def test_weights_that_half_precision_has_take_half_of_their_memory():
+    halves = np.linspace(0, 1, 40 * 24, dtype=np.float16).reshape(40, 24)
+    nodes = [Node(domain=DOMAIN, op_type=name, input=["x", "w"]) for name in ("Linear", "Embedding")]
+    given = packed_files({Verb.STEP: float_graph(*nodes)}, halves.astype(np.float32).tobytes())
+    [weight] = take_weights(given.graphs[Verb.STEP], given.weights, "")[1]
+    assert weight.bits.shape == (4, 24, 8)
+    panels = weight.bits.view(np.float16).reshape(4, 24, 16).transpose(0, 2, 1).reshape(64, 24)
+    np.testing.assert_array_equal(panels, np.pad(halves, ((0, 24), (0, 0))))
 
 
 @pytest.mark.parametrize("data_type", [10, 0, 2])
