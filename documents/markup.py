@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 
 from seq2seq_serve.documents.alignment import formatted
@@ -284,13 +285,14 @@ class _Writer:
         for mark in self._waiting.pop(place):
             at = self._move(at, mark.place)
             if mark.is_fixed:
-                self._written.append(self._space() if self._is_after_word else "")
+                self._written.append(self._space if self._is_after_word else "")
                 self._is_after_word = self._is_after_fixed = True
             self._written.append(mark.markup)
         self._move(at, place)
 
+    @cached_property
     def _space(self) -> str:
-        """Returns a space beside a text, where there are runs in one of its own."""
+        """A space beside a text, where there are runs in one of its own."""
         texts = (token for token in self._flow.tokens if isinstance(token, Here) and token.place.is_run)
         for run, around in ((here.place, here.around) for here in texts):
             if around is not None and any(around):

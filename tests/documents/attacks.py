@@ -320,6 +320,9 @@ ATTACKS = {
     "pictures within a sentence of a page": Attack(
         ".epub", lambda size: _book("", "x <img/> " * (size // 9))
     ),
+    "pictures and code within a sentence": Attack(
+        ".epub", lambda size: _book("", "x <code>1</code> <img/> " * (size // 24))
+    ),
     "elements in other languages in elements": Attack(
         ".epub", lambda size: _book("", "x " + "<i lang='fr'>x" * (size // 18) + "</i>" * (size // 18))
     ),
