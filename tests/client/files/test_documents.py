@@ -294,9 +294,6 @@ class _Decoder:
     def prepare(self, text):
         return text
 
-    def keeps_placeholders(self, _text):
-        return False
-
     def kind_of(self, _text):
         return "text"
 
