@@ -282,6 +282,12 @@ ATTACKS = {
     "lists in lists of Markdown": Attack(
         ".md", lambda size: "".join("  " * level + "- a\n" for level in range(int(size**0.5))).encode()
     ),
+    "half a title": _repeated(".md", '[a](b "'),
+    "titles of links": _repeated(".md", '[a](b "c") '),
+    "titles of references": Attack(
+        ".md", lambda size: "".join(f'[{number}]: b "c"\n' for number in range(size // 13)).encode()
+    ),
+    "quotes in a title": _repeated(".md", ' "', "[a]: b '", "'"),
     "half a formula": _repeated(".md", "$a ", "x "),
     "half a shortcode": _repeated(".md", "{{< x ", "x "),
     "tags of HTML in tags in Markdown": _nested(".md", "<kbd>x", "</kbd>", "x "),
