@@ -115,7 +115,8 @@ async def start_worker(job: Job) -> Worker:
     try:
         if list(model.description.sources.values()) != [Form.TEXT]:
             raise JobError(f"{job.bundle} does not have a model that translates texts")
-        return Worker(job.files, Engine(model, job.options, keeps_placeholders=job.keeps_placeholders))
+        engine = Engine(model, job.options, keeps_placeholders=job.keeps_placeholders)
+        return Worker(job.files, engine, keeps_placeholders=engine.keeps_placeholders)
     except InvalidRequest as error:
         await model.stop()
         raise _job_error(error) from error

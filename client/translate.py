@@ -325,19 +325,15 @@ class _Server:
     def __init__(self, client: AsyncClient, plan: Translation, model: Model) -> None:
         self._client = client
         self._model = model.name
-        self._options_of = options_by_kind(
+        options_of = options_by_kind(
             plan.options, has_attention=model.has_attention, keeps_placeholders=plan.keeps_placeholders
         )
-        self._item_of = {kind: item_maker(model.name, options) for kind, options in self._options_of.items()}
+        self._item_of = {kind: item_maker(model.name, options) for kind, options in options_of.items()}
         self.in_flight, self.give_up_seconds = plan.in_flight, plan.give_up_seconds
 
     def prepare(self, text: str) -> Item:
         """Returns a text with its options."""
         return self._item_of[kind_of(text)](text)
-
-    def keeps_placeholders(self, text: str) -> bool:
-        """Whether the target of a text has its placeholders."""
-        return self._options_of[kind_of(text)].keep_placeholders
 
     def kind_of(self, request: Item) -> int | None:
         """Returns the same for texts that may share a call; None for a text that has its own."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,13 +18,26 @@ from typing import Any
 
 from seq2seq_serve.documents.markup import Flows, escaped_xml, unescaped
 from seq2seq_serve.documents.page import FIXED, FORMATTING, INLINE
-from seq2seq_serve.documents.segments import LINE_BREAK, Document, Part, decoded
+from seq2seq_serve.documents.segments import (
+    LINE_BREAK,
+    Document,
+    Part,
+    Segment,
+    TextSpan,
+    decoded,
+    has_choice,
+    has_words,
+)
+from seq2seq_serve.documents.spans import Tag
 from seq2seq_serve.documents.values import imported
 
 _FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\n(?:(?!\1[ \t]*$)[^\n]*\n)*+\1[ \t]*$", re.MULTILINE)
 _MARK = re.compile(r"\[(?:[ xX]|![A-Z]+)\]\s*+")  # of a task, or of a kind of quotation
 _BAR = re.compile(r"\|")
 _SPACES = re.compile(" *+")
+_QUOTED = r"""("(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|\((?:[^()\\]|\\.)*+\))\s*+"""
+_TARGET = re.compile(rf"\(\s*+(?:<(?:[^<>\\]|\\.)*+>|[^\s<]\S*+)\s++{_QUOTED}\)", re.DOTALL)  # and title
+_TITLE = re.compile(rf"(?<!\S){_QUOTED}\Z")  # of a reference, at the end of a line
 _FOOTNOTE = re.compile(r"(\[\^[^\s\[\]]++\]:?)")
 # What programs that read more than CommonMark take for code: whole lines, what begins a line, and the others.
 _LINES = re.compile(
@@ -63,6 +76,8 @@ class _Part:
         begin: Where it begins in the text.
         end: Where it ends.
         label_end: Where the text of a link or picture ends.
+        title: What its title says; empty if there is none, or if it is that of a reference.
+        quotes: Where the title begins and ends, with its quotes.
         token: What the parser made of it, in the end.
     """
 
@@ -70,6 +85,8 @@ class _Part:
     begin: int
     end: int
     label_end: int = 0
+    title: str = ""
+    quotes: tuple[int, int] = (0, 0)
     token: Any = None
 
 
@@ -106,6 +123,15 @@ class _Parser:
         self._parser.block.parse(text.replace("\0", "\ufffd"), self._parser, self._environment, blocks)
         return iter(blocks.found())
 
+    def titles(self) -> Iterator[tuple[str, int]]:
+        """Yields the title of each reference, and the number of its last line, after `blocks`.
+
+        Those of footnotes and of comments, as `[//]: # (…)`, are none.
+        """
+        for name, reference in self._environment.get("references", {}).items():
+            if reference["title"] and reference["href"] not in ("", "#") and not name.startswith("^"):
+                yield reference["title"], reference["map"][1] - 1
+
     def parts(self, text: str) -> list[_Part]:
         """Returns the parts of the text of a block that are not just text, by their places."""
         self._found, self._state = [], None
@@ -114,7 +140,7 @@ class _Parser:
 
     def _apply(self, name: str, rule: Callable[[Any, bool], bool], state: Any, silent: bool) -> bool:
         """Applies a rule of the parser where it stands, and records what it finds."""
-        begin, num_found = state.pos, len(self._found)
+        begin, num_found, num_tokens = state.pos, len(self._found), len(state.tokens)
         self._state = self._state or state
         if not rule(state, silent):
             return False
@@ -134,7 +160,11 @@ class _Parser:
                 del self._found[num_found:]  # its text is also the name of its target
                 self._found.append(_Part("code", begin, end))
             else:
-                self._found.insert(num_found, _Part(name, begin, end, label_end))
+                target = _TARGET.fullmatch(state.src, label_end + 1, end)
+                made = state.tokens[num_tokens : num_tokens + 2]  # after the text before it, if there is one
+                its = next(each for each in made if each.type in ("link_open", "image"))
+                title, quotes = (its.attrs.get("title", ""), target.span(1)) if target else ("", (0, 0))
+                self._found.insert(num_found, _Part(name, begin, end, label_end, title, quotes))
         elif name in ("newline", "escape", "entity"):
             self._found.append(_Part(name, begin, end, token=token))
         elif name == "lines":
@@ -238,15 +268,51 @@ class MarkdownDocument(Document):
         text, parser, flows = self._text, self._parser, Flows(_escaped, is_tight=True)
         lines = _Lines(text)
         end = 0  # of what was added
-        for block, line in parser.blocks(_without_front_matter(text)):
+        blocks = parser.blocks(_without_front_matter(text))
+        titles = deque(_places_of_titles(parser.titles(), lines))
+        for block, line in blocks:
             if places := _places(block, lines, line, end):
-                flows.end(text[end : places[0][1]])
+                _add_between(flows, text, end, places[0][1], titles)
                 adder = _Adder(flows, text, block, places)
                 adder.add(_with_html(parser.parts(block), block))
                 end = adder.place_of(len(block))
                 yield flows.part()
-        flows.end(text[end:])
+        _add_between(flows, text, end, len(text), titles)
         yield flows.part()
+
+
+def _add_between(flows: Flows, text: str, begin: int, end: int, titles: deque[tuple[str, int, int]]) -> None:
+    """Adds what is between two blocks, in which the titles of references are texts."""
+    while titles and titles[0][2] <= end:
+        title, first, last = titles.popleft()
+        if first >= begin:
+            flows.end(text[begin:first])
+            flows.end(_with_title(flows, "", text[first:last], "", title))
+            begin = last
+    flows.end(text[begin:end])
+
+
+def _with_title(flows: Flows, before: str, quoted: str, after: str, title: str) -> Tag:
+    """Returns markup with a title, which becomes a text of its own if it has words.
+
+    Args:
+        flows: Get the text.
+        before: What is before the title.
+        quoted: The title as it is written, in its quotes.
+        after: What is after it.
+        title: What it says.
+    """
+    tag = Tag(before + quoted + after, "")
+
+    def write(pieces: Sequence[TextSpan]) -> None:
+        text, inside = "".join(text for text, _ in pieces), quoted[1:-1]
+        if text != title:
+            inside = re.sub(r"[()]" if quoted[0] == "(" else quoted[0], r"\\\g<0>", _escaped(text))
+        tag.open = f"{before}{quoted[0]}{inside}{quoted[-1]}{after}"
+
+    if has_words(title) and not has_choice(title):
+        flows.segments.append(Segment([(title, 0)], write))
+    return tag
 
 
 def _without_front_matter(text: str) -> str:
@@ -302,6 +368,14 @@ def _places(block: str, lines: _Lines, line: int, end: int) -> list[tuple[int, i
     return places
 
 
+def _places_of_titles(titles: Iterable[tuple[str, int]], lines: _Lines) -> Iterator[tuple[str, int, int]]:
+    """Yields each title with the places in the file where it begins and ends, if it is in one line."""
+    for title, number in titles:
+        if found := _TITLE.search(lines[number]):
+            begin = lines.begins[number]
+            yield title, begin + found.start(1), begin + found.end(1)
+
+
 class _Adder:
     """Adds the parts of a block to the texts of a document, which owns it."""
 
@@ -325,7 +399,7 @@ class _Adder:
         for part in [*parts, _Part("end", len(self._text), len(self._text))]:
             if link is not None and part.begin >= link.label_end:
                 self._add_text(link.label_end)
-                self._flows.close(self._marked(link.end), "a")
+                self._flows.close(self._titled(link, link.end), "a")
                 link = None
             is_strong = part.kind == "emphasis" and part.token.tag == "strong"
             begin = part.begin - (is_strong and part.token.nesting == 1)
@@ -346,7 +420,7 @@ class _Adder:
             flows.end(self._marked(part.begin + 2))
             self._add_text(part.label_end)
             spaces = _SPACES.match(self._text, end)
-            flows.end(self._marked(spaces.end() if spaces else end))
+            flows.end(self._titled(part, spaces.end() if spaces else end))
         elif part.kind == "code":
             shown = _TAG.sub("", self._text[part.begin : end]).strip("`<>[] ")
             flows.add_fixed(self._marked(end), shown)
@@ -385,6 +459,13 @@ class _Adder:
         """Returns the same, which is markup: the text before it is added."""
         self._flush()
         return self._taken(end)
+
+    def _titled(self, part: _Part, end: int) -> str | Tag:
+        """Returns the same, with the title of a link or picture as a text of its own."""
+        if not part.title:
+            return self._marked(end)
+        before, quoted = map(self._marked, part.quotes)
+        return _with_title(self._flows, before, quoted, self._marked(end), part.title)
 
     def _add_shown(self, end: int, text: str) -> None:
         self._shown.append(text)

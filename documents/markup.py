@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 
 from seq2seq_serve.documents.alignment import formatted
@@ -66,7 +67,7 @@ class _Flow:
         escape: Returns how a text is written.
         is_tight: Whether tags stand next to their words, and white space outside of them.
         is_ordered: Whether markup that belongs to no text stays in its order.
-        closes: The ends of tags that began before the flow and end in it.
+        closes: The ends of tags that began before the flow and end in it, and those that may change.
         translated: Replaces the texts.
     """
 
@@ -79,7 +80,7 @@ class _Flow:
     escape: Callable[[str], str]
     is_tight: bool
     is_ordered: bool
-    closes: Mapping[Tag, str]
+    closes: Mapping[Tag, str | Tag]
     translated: Sequence[TextSpan] | None = None
 
     def translate(self, pieces: Sequence[TextSpan]) -> None:
@@ -88,7 +89,7 @@ class _Flow:
 
     def close(self, tag: Tag) -> str:
         """Returns the end of a tag."""
-        return self.closes.get(tag, tag.close)
+        return _written(self.closes.get(tag, tag.close))
 
     def markup(self) -> str:
         """Returns what is written, with a translation if there is one."""
@@ -284,13 +285,14 @@ class _Writer:
         for mark in self._waiting.pop(place):
             at = self._move(at, mark.place)
             if mark.is_fixed:
-                self._written.append(self._space() if self._is_after_word else "")
+                self._written.append(self._space if self._is_after_word else "")
                 self._is_after_word = self._is_after_fixed = True
             self._written.append(mark.markup)
         self._move(at, place)
 
+    @cached_property
     def _space(self) -> str:
-        """Returns a space beside a text, where there are runs in one of its own."""
+        """A space beside a text, where there are runs in one of its own."""
         texts = (token for token in self._flow.tokens if isinstance(token, Here) and token.place.is_run)
         for run, around in ((here.place, here.around) for here in texts):
             if around is not None and any(around):
@@ -342,7 +344,7 @@ class Flows:
         self._tokens: list[Here | Tag | str] = []
         self._pieces: list[TextSpan] = []
         self._kept: list[range] = []
-        self._closes: dict[Tag, str] = {}
+        self._closes: dict[Tag, str | Tag] = {}
         self.has_words = False
 
     @property
@@ -406,10 +408,10 @@ class Flows:
         else:
             self.add_markup(markup)
 
-    def close(self, markup: str, name: str) -> None:
-        """Adds the end of a tag, which also ends those inside that lack one."""
+    def close(self, markup: str | Tag, name: str) -> None:
+        """Adds the end of a tag, which also ends those inside that lack one; as a tag if it may change."""
         if not self._num_open[name]:
-            self.add_markup(markup)
+            self.add_markup(_written(markup))
             return
         if not self._place.has_text and not (self._place.is_run and self._num_texts > self._place.first):
             self.add_markup("")  # for an element without a text, which stays
@@ -417,8 +419,8 @@ class Flows:
             self._num_open[innermost] -= 1
             self._leave()
         self._num_open[name] -= 1
-        if self._place.first < self._num_before:  # flows before may be written already
-            self._closes[self._place] = markup
+        if isinstance(markup, Tag) or self._place.first < self._num_before:
+            self._closes[self._place] = markup  # which may change; and flows before may be written already
         else:
             self._place.close = markup
         self._leave()

@@ -20,7 +20,7 @@ from seq2seq_serve.documents.archive import Archive
 from seq2seq_serve.documents.elements import BEGIN, Content, Event, Names, XmlTexts, named
 from seq2seq_serve.documents.segments import Document, Part, TextSpan, wrong_file
 from seq2seq_serve.documents.spans import Tag
-from seq2seq_serve.protos.languages import is_same_language
+from seq2seq_serve.protos.languages import is_other_language
 
 _DRAWING = "http://schemas.openxmlformats.org/drawingml/2006/main "
 _SHEET = "http://schemas.openxmlformats.org/spreadsheetml/2006/main "
@@ -243,7 +243,7 @@ class _PageContent(Content):
 
     def _kept_by(self, event: Event, name: str) -> Callable[[str], None] | None:
         tag = event.attributes.get("lang") or event.attributes.get(_LANGUAGE, "")
-        if self.source_language and tag.strip() and not is_same_language(tag, self.source_language):
+        if is_other_language(tag, self.source_language):
             return self._add_fixed if name in self._names.around else self.flows.end
         if name not in _PICTURES:
             return super()._kept_by(event, name)

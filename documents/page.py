@@ -15,7 +15,7 @@ from pathlib import Path
 from seq2seq_serve.documents.markup import Flows, unescaped
 from seq2seq_serve.documents.segments import LETTER, Document, Part, Segment, TextSpan, wrong_file
 from seq2seq_serve.documents.spans import Tag
-from seq2seq_serve.protos.languages import is_same_language
+from seq2seq_serve.protos.languages import is_other_language
 
 # What does not end goes on to the end of the file.
 _ATTRIBUTE_PATTERN = r"""([^\s/>][^\s/>=]*+)(?:\s*+=\s*+("[^"]*+"?|'[^']*+'?|[^\s>"'][^\s>]*+)?+)?+"""
@@ -195,7 +195,8 @@ class HtmlDocument(Document):
 
     def _is_kept(self, name: str, values: Mapping[str, re.Match[str]]) -> bool:
         """Whether the document keeps the texts of an element. The `lang` of a whole page is often wrong."""
-        is_foreign = name not in ("html", "body") and _is_foreign(values, self.source_language)
+        tag = next((_value(values[each]) for each in _LANGUAGES if each in values), "")
+        is_foreign = name not in ("html", "body") and is_other_language(tag, self.source_language)
         return is_foreign or _is_untranslated(values)
 
     @property
@@ -271,12 +272,6 @@ def _is_untranslated(values: Mapping[str, re.Match[str]]) -> bool:
     """Whether the texts of an element with these attributes stay as they are."""
     is_no = "translate" in values and _value(values["translate"]).lower() == "no"
     return is_no or ("class" in values and "notranslate" in _value(values["class"]).split())
-
-
-def _is_foreign(values: Mapping[str, re.Match[str]], language: str) -> bool:
-    """Whether an element with these attributes says that it is in another language; that may be unknown."""
-    tags = [_value(values[name]) for name in _LANGUAGES if name in values] if language else []
-    return bool(tags and tags[0].strip()) and not is_same_language(tags[0], language)
 
 
 def _is_shown(attribute: str, name: str, values: Mapping[str, re.Match[str]]) -> bool:

@@ -19,7 +19,7 @@ from typing import IO, ClassVar
 
 from seq2seq_serve.bundle.placeholders import placeholders
 from seq2seq_serve.documents.alignment import formatted, longest
-from seq2seq_serve.protos.languages import is_same_language
+from seq2seq_serve.protos.languages import is_other_language
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse
 
 _ZIP, _OLE = (b"PK\x03\x04", b"PK\x05\x06"), b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # how files begin
@@ -238,7 +238,7 @@ class Document(ABC):
             languages: The tags of the languages of texts and of translations; empty where they are not known.
         """
         for what, tags, language in zip(("source", "target"), self.own_languages(), languages, strict=True):
-            others = sorted(tag for tag in tags if tag and language and not is_same_language(tag, language))
+            others = sorted(tag for tag in tags if is_other_language(tag, language))
             if others:
                 return f"its {what} language is {others[0]:.20}, and that of the translation is {language}"
         return ""

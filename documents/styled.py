@@ -137,5 +137,5 @@ def _event(text: str) -> Iterator[Part]:
 
 
 def _escaped(text: str) -> str:
-    """Returns a text without the characters that begin a code, because the format has no escapes."""
+    """Returns a text with other characters in place of those that begin a code: the format has no escapes."""
     return _IS_SPACE.sub("/", text).replace("{", "(").replace("}", ")")

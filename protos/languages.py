@@ -104,6 +104,11 @@ def is_same_language(one: str, other: str) -> bool:
     return language == other_language and len(scripts) < 2
 
 
+def is_other_language(tag: str, language: str) -> bool:
+    """Whether a tag of a text is not of a language; False if one of the two is empty, so not known."""
+    return bool(tag.strip() and language) and not is_same_language(tag, language)
+
+
 def _script(tag: list[str]) -> str | None:
     return next((part for part in tag[1:] if len(part) == 4), LIKELY_SCRIPTS.get("-".join(tag)))
 

@@ -93,7 +93,7 @@ class DocumentTranslation:
             yield texts
 
     def add(self, answers: Sequence[GenerateResponse]) -> None:
-        """Takes the answers to the next texts; a text is kept if its answer has no target."""
+        """Puts the answers to the next texts into the document; a text without a target stays as it is."""
         for answer in answers:
             while self._num_answered == len(self._parts[0].segments):
                 self._write_part()

@@ -33,7 +33,7 @@ class _Texts:
 
 @dataclass
 class Flaws:
-    """What is wrong with the targets of some texts. Owned by a command, or by one shard of its work."""
+    """Counts of flawed targets, by their flaws. Owned by a command, or by one shard of its work."""
 
     _at_limit: _Texts = field(default_factory=_Texts)
     _incomplete: _Texts = field(default_factory=_Texts)

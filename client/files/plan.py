@@ -143,14 +143,19 @@ def check_plan(folder: Path, before: Plan, now: Plan, advice: str) -> None:
 
 
 def write_plan(folder: Path, plan: Plan, name: str = PLAN_FILE) -> None:
-    """Writes the plan of an output folder. Commands that start together write equal plans."""
+    """Writes the plan of an output folder, unless the folder has the same one already.
+
+    Commands that start together write equal plans.
+    """
     inputs = {path: astuple(state) for path, state in plan.inputs.items()}
     content = {
         "settings": plan.settings | {"inputs": inputs},
         "shards": [astuple(shard) for shard in plan.shards],
     }
-    with atomic_write(folder / name) as file:
-        file.write(json.dumps(content).encode())  # names may have bytes that are not UTF-8
+    path, written = folder / name, json.dumps(content).encode()  # names may have bytes that are not UTF-8
+    if not path.exists() or path.read_bytes() != written:
+        with atomic_write(path) as file:
+            file.write(written)
 
 
 def _other_inputs(before: dict[str, FileState], now: dict[str, FileState]) -> list[str]:

@@ -99,7 +99,7 @@ class RunProgress:
         num_lines: Lines of the shards that are done.
         num_failed_lines: Those of them without a target.
         num_from_memory: Those of them that a translation memory has.
-        flaws: Those of their targets.
+        flaws: Those of their targets, where workers count them.
         failed: The shards that are left out, with the reason of the last try.
     """
 

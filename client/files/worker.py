@@ -55,7 +55,7 @@ class RunFiles:
 
 @dataclass(frozen=True)
 class Done:
-    """The numbers of a shard that has been written, and the flaws of its targets."""
+    """The numbers of a shard that has been written, and the flaws of its targets where they are counted."""
 
     num_lines: int
     num_failed: int
@@ -76,9 +76,6 @@ class TextDecoder(Protocol):
 
     def prepare(self, text: str) -> Any:
         """Returns the request of a text; raises ValueError if the text cannot be sent."""
-
-    def keeps_placeholders(self, text: str) -> bool:
-        """Whether the target of a text has to have its placeholders."""
 
     def kind_of(self, request: Any) -> Hashable | None:
         """Returns the same for requests that may be sent together; None for one that is sent alone."""
@@ -108,17 +105,23 @@ class Worker:
         files: What to read and write.
         decoder: Decodes the texts.
         report: Is called with the number of each line, counted from 1, and its result.
+        keeps_placeholders: Returns whether the target of a text has to have its placeholders. If it is given,
+            the worker counts the flaws of targets.
 
     Attributes:
         num_unsaved_lines: The number of lines that are finished and whose shards are not.
     """
 
     def __init__(
-        self, files: RunFiles, decoder: TextDecoder, report: Callable[[int, Translated], None] | None = None
+        self,
+        files: RunFiles,
+        decoder: TextDecoder,
+        report: Callable[[int, Translated], None] | None = None,
+        keeps_placeholders: Callable[[str], bool] | None = None,
     ) -> None:
         self._writer, self._memory = files.writer, files.memory
         self._decoder = decoder
-        self._report = report
+        self._report, self._keeps_placeholders = report, keeps_placeholders
         self._reader = Reader(files.text_field, files.writer.languages)
         self._inputs = dict(files.inputs)  # with their times on this machine, as soon as a file was compared
         self._reading, self._collecting = asyncio.Lock(), asyncio.Lock()  # both in the order of the shards
@@ -167,8 +170,9 @@ class Worker:
                     number = shard.first_line + num_results
                     if self._report is not None:
                         self._report(number, result)
-                    keeps = isinstance(result.source, str) and self._decoder.keeps_placeholders(result.source)
-                    flaws.add(shard.input, number, result, keeps_placeholders=keeps)
+                    if self._keeps_placeholders is not None:
+                        keeps = isinstance(result.source, str) and self._keeps_placeholders(result.source)
+                        flaws.add(shard.input, number, result, keeps_placeholders=keeps)
                     num_failed += result.error is not None
                     num_from_memory += result.from_memory
                     self._has_answered |= bool(result.answer.hypotheses) and not result.from_memory

@@ -98,7 +98,7 @@ class Progress:
 
     @property
     def wanted(self) -> dict[int, int]:
-        """The tokens after which the target has begun a term, as this one may have.
+        """The next tokens that begin a term or go on with it.
 
         With the fewest tokens that complete all terms after each of them.
         """
@@ -340,10 +340,7 @@ class RequiredTerms:
         return self._spellings[first][1].token_ids[:length]
 
     def wanted(self, progress: Progress) -> dict[int, int]:
-        """Returns the tokens after which a target has begun a term.
-
-        With the fewest tokens that complete all terms after each of them.
-        """
+        """Returns the next tokens that begin a term or go on with it; see `Progress.wanted`."""
         wanted: dict[int, int] = {}
         if not progress.begun.length:
             for number, spelling in self._open(

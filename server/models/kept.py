@@ -29,7 +29,15 @@ class Kept(Generic[_Value]):
         return None if found is None else found[0]
 
     def keep(self, key: Hashable, value: _Value, num_bytes: int) -> None:
-        """Keep a value that was read from so many bytes, and forget the oldest ones if there is no room."""
+        """Keeps a value, and drops the oldest ones while the bound is exceeded.
+
+        A value that is larger than the bound is not kept.
+
+        Args:
+            key: Identifies the message.
+            value: The value.
+            num_bytes: The number of bytes of the message.
+        """
         num_bytes += _BYTES_OF_VALUE
         if num_bytes > self._most_bytes or key in self._values:
             return

@@ -97,7 +97,7 @@ class Arrivals:
         self._is_draining = False
 
     async def only_message(self, receive: Callable[[], Awaitable[Any]], caller: str) -> bytes:
-        """Returns the message of a unary call. What a caller may send after it is not read.
+        """Returns the only message of a unary call. Messages after it are not read.
 
         Args:
             receive: Returns the call's next message; `aio.EOF` without one.

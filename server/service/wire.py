@@ -85,8 +85,6 @@ def _count(raw: bytes, descriptor: Descriptor) -> tuple[int, int]:
         layout = _layout(descriptor)
         while place < end:
             num_fields += 1
-            if num_fields > MAX_FIELDS:
-                raise TooManyElements(f"the message has more than {MAX_FIELDS} fields")
             tag, place = _varint(raw, place)
             number, kind = tag >> 3, tag & 7
             if kind == _VARINT:
@@ -103,16 +101,16 @@ def _count(raw: bytes, descriptor: Descriptor) -> tuple[int, int]:
                 if layout.messages.get(number) is _OPTIONS and _LEAST_KEPT < length <= _MOST_KEPT:
                     its_fields, its_numbers = _kept_count(raw[start:place])
                     num_fields, num_numbers = num_fields + its_fields, num_numbers + its_numbers
-                    if num_fields > MAX_FIELDS or num_numbers > MAX_NUMBERS:
-                        raise TooManyElements("the message and its options have too many fields or numbers")
                 elif number in layout.messages:
                     unread.append((start, place, layout.messages[number]))
                 elif number in layout.widths:
                     num_numbers += _num_packed(octets[start:place], layout.widths[number])
-                    if num_numbers > MAX_NUMBERS:
-                        raise TooManyElements(f"the message has more than {MAX_NUMBERS} numbers")
             elif kind not in (_GROUP_START, _GROUP_END):  # a group's fields are counted like its message's
                 raise ValueError(f"{kind} is not a wire type")
+            if num_fields > MAX_FIELDS:
+                raise TooManyElements(f"the message has more than {MAX_FIELDS} fields")
+            if num_numbers > MAX_NUMBERS:
+                raise TooManyElements(f"the message has more than {MAX_NUMBERS} numbers")
     return num_fields, num_numbers
 
 

@@ -14,11 +14,13 @@ _PO = 'msgid ""\nmsgstr ""\n"Plural-Forms: nplurals={};\\n"\n\n'
 _MESSAGE = 'msgid ""\n{}msgstr ""\n'
 _PLURAL = 'msgid "%d file"\nmsgid_plural "%d files"\nmsgstr[0] ""\n'
 _NAMESPACE = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+_FIELD = '<w:r><w:fldChar w:fldCharType="{}"/></w:r>'
+_FIELD_END, _RUN = _FIELD.format("end"), "<w:r><w:t>x </w:t></w:r>"
 _EVENT = "[Events]\nDialogue: 0,0:00:01.00,0:00:02.00,Default,,0,0,0,,"
 _UNIT = "<xliff><trans-unit><source>"
 _MEMORY = (
-    "<tmx><header srclang='a'/><body><tu><tuv lang='a'><seg>x</seg></tuv>"
-    "<tuv lang='b'><seg>y</seg></tuv></tu>"
+    "<tmx><header srclang='en'/><body><tu><tuv lang='en'><seg>x</seg></tuv>"
+    "<tuv lang='ko'><seg>y</seg></tuv></tu>"
 )
 _ENTITIES = '<!DOCTYPE w [<!ENTITY a "{}">{}]>'.format(
     "ha " * 100,
@@ -123,6 +125,12 @@ def _nested(
     return Attack(suffix, make)
 
 
+def _field(instruction: str) -> str:
+    """Returns the markup of Word that begins a field with a result."""
+    code = f"<w:r><w:instrText> {instruction} </w:instrText></w:r>"
+    return f"{_FIELD.format('begin')}{code}{_FIELD.format('separate')}"
+
+
 def _word(unit: str, before: str = "", after: str = "", end: str = "") -> Attack:
     def make(size: int) -> bytes:
         number = size // len(unit + end)
@@ -170,11 +178,31 @@ ATTACKS = {
     "a message in many parts": _repeated(".po", '"a"\n', _PO.format(2) + 'msgid ""\n', 'msgstr ""\n'),
     "half a placeholder": _repeated(".po", "0", _PO.format(2) + 'msgid "a %', '"\nmsgstr ""\n'),
     "a message of escapes": _repeated(".po", "\\\\", _PO.format(2) + 'msgid "a', '"\nmsgstr ""\n'),
+    "a header of many languages": _repeated(
+        ".po", '"Language: \\n"\n', _PO.format(2).rstrip() + "\n", '\n\nmsgid "a"\nmsgstr ""\n'
+    ),
+    "spaces of a header": _repeated(
+        ".po", " ", 'msgid ""\nmsgstr ""\n"Language:', 'x"\n\nmsgid "a"\nmsgstr ""\n'
+    ),
     "a catalog that is a path": Attack(".po", lambda _: b"/dev/zero", is_refused=True),
     "runs that do not end": _word("<w:r><w:t>x </w:t>", "<w:p>", "</w:p>", end="</w:r>"),
     "paragraphs in paragraphs": _word("<w:p>", end="</w:p>"),
     "a paragraph of many runs": _word("<w:r><w:t>x </w:t></w:r>", "<w:p>", "</w:p>"),
     "a run of many properties": _word("<w:rPr/>", "<w:p><w:r>", "<w:t>x</w:t></w:r></w:p>"),
+    "links in links of Word": _word(_field("HYPERLINK a") + _RUN, "<w:p>", "</w:p>", _FIELD_END),
+    "fields in fields": _word(_field("PAGE") + _RUN, "<w:p>", "</w:p>", _FIELD_END),
+    "fields side by side": _word(_RUN + _field("PAGE") + _RUN + _FIELD_END, "<w:p>", "</w:p>"),
+    "fields that do not end": _word(_RUN + _field("HYPERLINK a"), "<w:p>", "</w:p>"),
+    "simple links in simple links": _word(
+        f"<w:fldSimple w:instr='HYPERLINK a'>{_RUN}", "<w:p>", "</w:p>", "</w:fldSimple>"
+    ),
+    "boxes in boxes": _word(
+        f"<w:r><w:pict><w:txbxContent><w:p>{_RUN}",
+        "<w:p>",
+        "</w:p>",
+        "</w:p></w:txbxContent></w:pict></w:r>",
+    ),
+    "pictures in pictures": _word("<w:r><w:pict>", f"<w:p>{_RUN}", "</w:p>", "</w:pict></w:r>"),
     "a list of many texts": _repeated(".json", '"a",', "[", '"a"]'),
     "lists in lists": _nested(".json", "[", "]", inside='"x"'),
     "a string of escapes": _repeated(".json", r"\\", '["a', '"]'),
@@ -217,7 +245,7 @@ ATTACKS = {
         is_refused=True,
     ),
     "units of a memory": _repeated(
-        ".tmx", "<tu><tuv lang='a'><seg>x</seg></tuv></tu>", _MEMORY, "</body></tmx>"
+        ".tmx", "<tu><tuv lang='en'><seg>x</seg></tuv></tu>", _MEMORY, "</body></tmx>"
     ),
     "strings in strings": _nested(".xml", "<string>x", "</string>", "<resources>", "</resources>"),
     "backslashes of a string": _repeated(".xml", "\\", "<resources><string>x", "</string></resources>"),
@@ -254,6 +282,12 @@ ATTACKS = {
     "lists in lists of Markdown": Attack(
         ".md", lambda size: "".join("  " * level + "- a\n" for level in range(int(size**0.5))).encode()
     ),
+    "half a title": _repeated(".md", '[a](b "'),
+    "titles of links": _repeated(".md", '[a](b "c") '),
+    "titles of references": Attack(
+        ".md", lambda size: "".join(f'[{number}]: b "c"\n' for number in range(size // 13)).encode()
+    ),
+    "quotes in a title": _repeated(".md", ' "', "[a]: b '", "'"),
     "half a formula": _repeated(".md", "$a ", "x "),
     "half a shortcode": _repeated(".md", "{{< x ", "x "),
     "tags of HTML in tags in Markdown": _nested(".md", "<kbd>x", "</kbd>", "x "),
@@ -288,6 +322,15 @@ ATTACKS = {
     "a page of many elements": Attack(".epub", lambda size: _book("", "x <b>y</b> " * (size // 11))),
     "elements of a page in elements": Attack(
         ".epub", lambda size: _book("", "<i>x" * (size // 8) + "</i>" * (size // 8))
+    ),
+    "pictures within a sentence of a page": Attack(
+        ".epub", lambda size: _book("", "x <img/> " * (size // 9))
+    ),
+    "pictures and code within a sentence": Attack(
+        ".epub", lambda size: _book("", "x <code>1</code> <img/> " * (size // 24))
+    ),
+    "elements in other languages in elements": Attack(
+        ".epub", lambda size: _book("", "x " + "<i lang='fr'>x" * (size // 18) + "</i>" * (size // 18))
     ),
     "a page bomb": Attack(".epub", lambda size: _book("", "<p>x</p>" * (120 * size)), is_refused=True),
     "spans of OpenDocument": Attack(

@@ -1,14 +1,16 @@
 """Markdown: texts change, and what is not text stays, as another program renders it."""
 
+import html
 import re
 from pathlib import Path
 
 import markdown
+import markdown_it
 import pytest
 
 from seq2seq_serve.documents.markdown import MarkdownDocument
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse, Hypothesis
-from tests.documents.answers import backwards, capitals, translated
+from tests.documents.answers import aligned, backwards, capitals, translated
 
 MARKDOWN = """---
 title: stays
@@ -62,11 +64,13 @@ def test_a_page_without_translations_is_as_it_was(path, newline):
 def test_markdown_keeps_all_but_its_texts():
     texts, written = translated("a.md", MARKDOWN, capitals)
     assert texts == [
-        *("Big news", "Go to sleep now, never and later *x* & on.", "Next", "a cat", "full gone"),
+        *("Big news", "title", "Go to sleep now, never and later *x* & on.", "Next", "a cat", "full gone"),
         *("quoted one line two", "a task", "bold both end more", "inner", "one", "two", "c d", "Title"),
+        "title",
     ]
     expected = MARKDOWN.replace("and\nlater", "and later").replace("one\n> line", "one line")
     expected = expected.replace("end\n  more", "end more").replace("&amp;", "&")
+    expected = expected.replace('"title"', '"TITLE"')
     for text in (
         "Big *news*",
         "Go **to _sleep_** now, [never]",
@@ -92,8 +96,43 @@ def test_markdown_keeps_all_but_its_texts():
 
 def test_markup_follows_its_words():
     content = "Go **to _sleep_** now, [never](http://a.b)."
-    html = markdown.markdown(translated("a.md", content, backwards)[1])
-    assert html == '<p><a href="http://a.b">NEVER</a>. NOW, <strong><em>SLEEP</em> TO</strong> GO</p>'
+    page = markdown.markdown(translated("a.md", content, backwards)[1])
+    assert page == '<p><a href="http://a.b">NEVER</a>. NOW, <strong><em>SLEEP</em> TO</strong> GO</p>'
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ('a [b c](<u v> "the title") d', 'D [C B](<u v> "TITLE THE") A'),
+        ("![pic](u 'my pic') x", "![PIC](u 'PIC MY') X"),
+        ("[![alt](i (one)) b](u (t) ) c", "[![ALT](i (ONE)) ](u (T) )C B"),
+        ('[![alt](i "one")](u "")', '[![ALT](i "ONE")](u "")'),
+        ('> [a](u "one\n> two") b', '> B [A](u "TWO ONE")'),
+        ("[a](u 'it\\'s me')", "[A](u 'ME IT\\'S')"),
+        (
+            '| a |\n|---|\n| [b](u "c \\| d &amp; e") |\n',
+            '| A |\n|---|\n| [B](u "E & D \\| C") |\n',
+        ),
+        ('a [b][c]\n\n[c]: <u "v"> "my \\"d\\""  \n\ne', '[B][c] A\n\n[c]: <u "v"> "\\"D\\" MY"  \n\nE'),
+        ("> [c]: u\n>   (a d)\n> e", "> [c]: u\n>   (D A)\n> E"),
+        ('[c]: u "x"\n[c]: u "twice"\n[d]: u "y"\ne', '[c]: u "X"\n[c]: u "twice"\n[d]: u "Y"\nE'),
+        ('[//]: # (a note)\n[^1]: See "the note"\n', '[//]: # (a note)\n[^1]: See "the note"\n'),
+        ('[a](u "1.2") [b]("c") [d](u) "e"', '"E" [D](u) [B]("c") [A](u "1.2")'),
+    ],
+)
+def test_titles_of_links_pictures_and_references_are_texts(content, expected):
+    path = Path("a.md")
+    assert MarkdownDocument(content.encode(), path).content() == content.encode()
+    assert translated("a.md", content, backwards)[1] == expected
+
+
+@pytest.mark.parametrize("content", ["[1](u {})", "![1](u {})", "[1]\n\n[1]: u {}"])
+@pytest.mark.parametrize("quoted", ['"word"', "'word'", "(word)"])
+def test_a_title_may_have_all_quotes(content, quoted):
+    target = "a \"b\" 'c' (d) \\"
+    _, written = translated("a.md", content.format(quoted), aligned(target))
+    page = markdown_it.MarkdownIt().render(written)
+    assert html.unescape(re.search('title="([^"]*)"', page)[1]) == target
 
 
 @pytest.mark.parametrize(
@@ -173,11 +212,22 @@ def test_html_within_a_text_follows_its_words(content, expected):
         "a | b",
     ],
 )
-@pytest.mark.parametrize("content", ["word", "- word", "> word", "# word", "|word|\n|----|\n|other|"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "word",
+        "- word",
+        "> word",
+        "# word",
+        "|word|\n|----|\n|other|",
+        '[other](u "word")',
+        "[other](u 'word')",
+    ],
+)
 def test_a_target_is_text_and_not_markup(target, content):
     answer = GenerateResponse(hypotheses=[Hypothesis(text=target)])
     _, written = translated("a.md", content, lambda text: answer if text == "word" else capitals(text))
-    html = markdown.markdown(written, extensions=["tables"])
+    page = markdown.markdown(written, extensions=["tables"])
     before = markdown.markdown(content, extensions=["tables"]).replace("other", "OTHER")
     expected = target.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    assert html.replace("&gt;", ">") == before.replace("word", expected).replace("&gt;", ">")
+    assert page.replace("&gt;", ">") == before.replace("word", expected).replace("&gt;", ">")

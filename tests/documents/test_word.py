@@ -131,6 +131,8 @@ SIMPLE = '<w:fldSimple w:instr=" REF x ">' + run("Bild 3") + "</w:fldSimple>"
 PICTURE = '<w:r><w:drawing><a:x xmlns:a="a"/></w:drawing></w:r>'
 PAGE, WEB, ENTRY = field("PAGEREF x", run("12")), 'HYPERLINK "http://a"', field('XE "a"')
 
+NESTED = f"<w:fldSimple w:instr=' REF x '>{run('Bild ')}{PAGE}</w:fldSimple>"
+
 
 @pytest.mark.parametrize(
     ("paragraph", "text", "answer", "expected"),
@@ -152,6 +154,12 @@ PAGE, WEB, ENTRY = field("PAGEREF x", run("12")), 'HYPERLINK "http://a"', field(
             "Siehe Bild 3 hier.",
             ("Here see Bild 3.", "3 0 1 2"),
             run("Here see ") + SIMPLE + run("."),
+        ),
+        (
+            run("Siehe ") + NESTED + run(" hier."),
+            "Siehe Bild 12 hier.",
+            ("Here see Bild 12.", "3 0 1 2"),
+            run("Here see ") + NESTED + run("."),
         ),
         (  # the words of a link are translated
             run("Lies ") + field(WEB, run("diese Seite", LINK)) + run(" bitte."),

@@ -1,6 +1,6 @@
 import pytest
 
-from seq2seq_serve.protos.languages import is_same_language, standard_tag, tag_of
+from seq2seq_serve.protos.languages import is_other_language, is_same_language, standard_tag, tag_of
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,11 @@ def test_names_of_models_are_standard_tags(name, tag):
 def test_tags_of_the_same_language(one, other, is_same):
     assert is_same_language(one, other) is is_same
     assert is_same_language(other, one) is is_same
+
+
+@pytest.mark.parametrize(
+    ("tag", "language", "is_other"),
+    [("fr", "en", True), ("en-GB", "en", False), ("", "en", False), (" ", "en", False), ("fr", "", False)],
+)
+def test_only_known_languages_are_others(tag, language, is_other):
+    assert is_other_language(tag, language) is is_other

@@ -249,6 +249,7 @@ def test_what_does_not_fit_a_document_is_one_line(run, capsys, tmp_path, flags, 
 
 
 _HARD_BYTES, _BOMB_BYTES = 100_000, 40_000
+_LANGUAGES = "en", "ko"
 _TRANSLATED = [name for name, attack in ATTACKS.items() if not attack.is_refused]
 
 
@@ -292,9 +293,6 @@ class _Decoder:
 
     def prepare(self, text):
         return text
-
-    def keeps_placeholders(self, _text):
-        return False
 
     def kind_of(self, _text):
         return "text"
@@ -344,8 +342,9 @@ def test_a_document_takes_at_most_ten_times_its_size(suffix, tmp_path):
 def test_a_document_that_is_written_part_by_part_is_as_one_that_is_held(name, tmp_path):
     path = tmp_path / f"a{ATTACKS[name].suffix}"
     expected = written_by(ATTACKS[name], 5_000, tmp_path)
-    num_texts = len(read_document(path).segments)
-    document = DocumentTranslation(path, num_texts)
+    num_texts = len(read_document(path, _LANGUAGES).segments)
+    document = DocumentTranslation(path, num_texts, _LANGUAGES)
+    document.begin(_LANGUAGES[1])
     for texts in document.texts():
         for text in texts:
             document.add([backwards(text)])
@@ -364,7 +363,8 @@ def written_by(attack: Attack, size: int, folder: Path) -> bytes:
     """The content of a document with its words the other way round."""
     path = folder / f"a{attack.suffix}"
     path.write_bytes(attack.make(size))
-    document = read_document(path)
+    document = read_document(path, _LANGUAGES)
+    document.target_language = _LANGUAGES[1]
     for segment in document.segments:
         segment.translate(backwards(segment.text))
     return document.content()

@@ -33,6 +33,17 @@ def test_a_plan_is_read_as_it_was_written(tmp_path):
     check_plan(tmp_path, PLAN, dataclasses.replace(PLAN, shards=()), "")
 
 
+def test_a_plan_is_written_only_where_it_changes(tmp_path):
+    """The plan of a folder was written with each file of `--to`."""
+    write_plan(tmp_path, PLAN)
+    before = (tmp_path / PLAN_FILE).stat().st_ino
+    write_plan(tmp_path, PLAN)
+    assert (tmp_path / PLAN_FILE).stat().st_ino == before
+    other = dataclasses.replace(PLAN, shards=())
+    write_plan(tmp_path, other)
+    assert read_plan(tmp_path) == other
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

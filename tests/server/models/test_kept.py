@@ -1,4 +1,4 @@
-"""What was read from equal bytes is kept, up to a bound."""
+"""Values that were read from messages are kept for equal messages, up to a bound."""
 
 from seq2seq_serve.server.models.kept import Kept
 

@@ -105,8 +105,8 @@ def test_options_are_counted_with_what_is_beside_them():
     raw = pb.GenerateRequest(options=pb.GenerateOptions(terms=terms)).SerializeToString()
     for _ in range(2):
         check_elements(raw, pb.GenerateRequest.DESCRIPTOR)
-    with pytest.raises(TooManyElements):
+    with pytest.raises(TooManyElements, match=f"more than {MAX_FIELDS} fields"):
         check_elements(raw + b"\x12\x00" * 40, pb.GenerateRequest.DESCRIPTOR)
-    with pytest.raises(TooManyElements):
+    with pytest.raises(TooManyElements, match=f"more than {MAX_FIELDS} fields"):
         check_elements(raw + raw, pb.GenerateRequest.DESCRIPTOR)
     assert len(options) > 2**11
