@@ -54,7 +54,7 @@ from seq2seq_serve.client.progress import Progress
 from seq2seq_serve.client.rpcs import Outcome, Translated
 from seq2seq_serve.client.sync import Client
 from seq2seq_serve.client.wire import Item, item_maker
-from seq2seq_serve.documents.segments import SoftwareText, WrongFile, kind_of, options_by_kind
+from seq2seq_serve.documents.segments import SoftwareText, WrongFile, kind_of, options_by_kind, with_tags
 from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse, Model
 
@@ -324,7 +324,7 @@ class _Server:
 
     def __init__(self, client: AsyncClient, plan: Translation, model: Model) -> None:
         self._client = client
-        self._model = model.name
+        self._model, self._has_attention = model.name, model.has_attention
         options_of = options_by_kind(
             plan.options, has_attention=model.has_attention, keeps_placeholders=plan.keeps_placeholders
         )
@@ -333,6 +333,7 @@ class _Server:
 
     def prepare(self, text: str) -> Item:
         """Returns a text with its options."""
+        text = text if self._has_attention else with_tags(text)
         return self._item_of[kind_of(text)](text)
 
     def kind_of(self, request: Item) -> int | None:
