@@ -21,10 +21,25 @@ from seq2seq_serve.documents.segments import (
 )
 from seq2seq_serve.documents.tags import string_part
 
-# Paths, addresses, names and colours in a catalogue are not texts.
+# Values of a catalogue that are not texts
 _CODE = re.compile(
-    r"[!-.0-?A-\[\]^`-~]*+[/@_\\][!-~]*+|[:#][!-~]*+|[A-Za-z_$][\w$-]*+(?:\.[\w$-]++)++|true|false",
-    re.ASCII | re.IGNORECASE,
+    r"""
+      [!-.0-?A-\[\]^`-~]*+[/@_\\][!-~]*+ | [:\#][!-~]*+  # paths, addresses, colours
+    | [A-Z_$][\w$-]*+(?:\.[\w$-]++)++ | true | false  # names
+    | v?[0-9]++(?:\.[0-9]++)++[\w.+-]*+  # versions
+    | [0-9]{4}-?[0-9]{2}-?[0-9]{2}[T ][0-9:.,]++(?:Z|[+-][0-9:]++)?+  # times of ISO 8601
+    | P(?=T?[0-9])(?:[0-9]++[YMWD])*+(?:T(?:[0-9.]++[HMS])++)?+  # durations
+    | \{?[0-9A-F]{8}(?:-[0-9A-F]{4}){3}-[0-9A-F]{12}\}?  # UUIDs
+    | (?-i:[a-z]{2,3}-(?:(?:Arab|Cyrl|Hans|Hant|Latn)(?:-[A-Z]{2})?|[A-Z]{2}|[0-9]{3}))  # languages
+    | 0x[0-9A-F]++ | (?=[A-F]*[0-9])(?=[0-9]*[A-F])[0-9A-F]{8,}  # numbers, digests
+    | (?:[+-]?[0-9.]++  # sizes
+        (?:%|ch|cm|deg|d?px?|dpi|r?em|ex|fr|in|k?Hz|mm|m?s|pc|pt|q|sp|turn|v[hw]|vmax|vmin|[KMGT]i?B)
+        (?:\s++(?=\S)|$) )++
+    | (?:rgba?|hsla?|hwb|(?:ok)?l(?:ab|ch)|var|calc|url|cubic-bezier|(?:linear|radial|conic)-gradient)\(.*\)
+    | (?=.*?(?:[0-9]|(?-i:[a-z][A-Z])))(?:[A-Z0-9+]{4})*+(?:[A-Z0-9+]{3}=|[A-Z0-9+]{2}==)  # base64
+    | (?=.*?[0-9])(?=.*?(?-i:[a-z]))(?=.*?(?-i:[A-Z]))[A-Z0-9+=-]{20,}
+    """,
+    re.ASCII | re.IGNORECASE | re.VERBOSE,
 )
 
 _ESCAPE = re.compile(r"\\(?:[uU]([0-9a-fA-F]{4})|\r\n[ \t\f]*+|[\r\n][ \t\f]*+|(.))", re.DOTALL)
