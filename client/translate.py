@@ -32,7 +32,7 @@ from seq2seq_serve.client.files.formats import ANSWERS, Writer, format_of
 from seq2seq_serve.client.files.glossary import with_glossary
 from seq2seq_serve.client.files.lines import STANDARD, count_lines, open_binary, open_input
 from seq2seq_serve.client.files.memory import TranslationMemory, memory_count, read_memory
-from seq2seq_serve.client.files.pairs import languages_of, standard_languages
+from seq2seq_serve.client.files.pairs import check_languages, languages_of, standard_languages
 from seq2seq_serve.client.files.plan import (
     DOCUMENT,
     PLAN_FILE,
@@ -266,11 +266,12 @@ class _Setup:
         """Returns the settings with the name of the model and the terms of the glossary, and the others.
 
         Raises:
-            ClientError: As `_find_model`.
+            ClientError: As `_find_model`, or the options have other languages than the model.
             OSError: A file cannot be read, or has other languages than the options and the model.
         """
         if self._found is None:
             model = _find_model(self._client, plan)
+            check_languages(plan.options, model)
             memory = read_memory(*plan.memory, **languages_of(plan.options, model)) if plan.memory else None
             options = with_glossary(plan.options, plan.glossary, model)
             if not model.kind:  # it may be loaded before the next input
