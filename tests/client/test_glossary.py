@@ -43,6 +43,25 @@ def test_a_term_of_a_glossary_and_of_a_flag_must_agree(run):
     assert "the term 'cat' has two translations" in line
 
 
+def test_terms_that_do_not_agree_are_refused_once_before_any_text(run):
+    """Each line of the input had the same error."""
+    flags = ["--glossary", "terms.tsv", "--terms", "Cat=Kater"]
+    code, out, lines = run("translate", *flags, stdin=b"a\nb\n")
+    message = "line 2: the term 'cat' has two translations, 'Katze' and 'Kater' of --terms: remove one"
+    assert (code, out, lines) == (1, "", [f"error: terms.tsv: {message}"])
+    assert run("translate", "a", "--glossary", "terms.tsv", "--terms", "cat=Katze")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "terms", [["cat=a", "--terms", "Cat=b"], ['{"cat": "a", "Cat": "b"}'], ['{"cat": "a", "cat": "b"}']]
+)
+def test_two_translations_of_a_flag_are_wrong_usage(run, capsys, terms):
+    """The last one of an object of JSON was taken."""
+    with pytest.raises(SystemExit, match="2"):
+        run("translate", "a", "--terms", *terms)
+    assert "has two translations, 'a' and 'b': remove one" in capsys.readouterr().err
+
+
 def test_tbx_is_read_in_the_languages_of_the_options(run, tmp_path):
     (tmp_path / "terms.tbx").write_text(TBX)
     command = ["translate", "a cat", "--glossary", "terms.tbx"]
