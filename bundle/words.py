@@ -64,13 +64,13 @@ def begins_with_mark(token: bytes) -> bool:
 
 @lru_cache(maxsize=2**16)
 def opens(token: bytes) -> bool:
-    """Returns whether a word may stand directly after a token: not after a letter, a digit or `_`.
+    """Returns whether a word may stand directly after a token: not after a letter, a digit, `_` or `.,;!?`.
 
     It may stand after a script without white space between words, after a token without bytes, and after a
     part of a character, because most of these are marks.
     """
     last = token.decode(errors="replace")[-1:]
-    return last != "_" and not is_inside(last)
+    return not is_inside(last) and last not in tuple("_.,;!?")
 
 
 @lru_cache(maxsize=2**16)

@@ -26,11 +26,11 @@ def test_a_token_continues_a_word_if_it_begins_with_a_letter_of_a_script_with_sp
     assert not is_inside("")
 
 
-def test_a_word_stands_directly_after_all_but_letters_digits_and_underscores():
-    for token in ("en ", "(", "", '"', "a-", "„", "模", "<b>", ".", ":", "l’", "¿", "$", "}"):
+def test_a_word_stands_directly_after_all_but_letters_digits_underscores_and_ends_of_clauses():
+    for token in ("en ", "(", "", '"', "a-", "„", "模", "<b>", "。", ":", "l’", "¿", "$", "}"):
         assert opens(token.encode())
     assert opens("“".encode()[2:])  # a part of a character
-    for token in (" Maschine", "é", "e\u0301", "7", "_"):
+    for token in (" Maschine", "é", "e\u0301", "7", "_", "a.", ",", ";", "!", "?"):
         assert not opens(token.encode())
         assert not admits_placeholder(token.encode())
 
