@@ -102,7 +102,7 @@ class _OfficeFile(Archive):
 class Slides(_OfficeFile):
     """PowerPoint (.pptx and its like): paragraphs of slides, notes, charts and diagrams are texts."""
 
-    kind, needed = "a PowerPoint file (.pptx)", "ppt/presentation.xml"
+    kind, needed = "a PowerPoint file", "ppt/presentation.xml"
     kinds: ClassVar[dict[str, type[_Part]]] = dict.fromkeys(
         ("slide", "notesSlide", "chart", "diagramData", "diagramDrawing"), _Drawing
     )
@@ -121,7 +121,7 @@ class Spreadsheet(_OfficeFile):
     Formulas and names stay, and so do strings that name the columns of tables, which formulas use.
     """
 
-    kind, needed = "an Excel file (.xlsx)", "xl/workbook.xml"
+    kind, needed = "an Excel file", "xl/workbook.xml"
     kinds: ClassVar[dict[str, type[_Part]]] = {
         **dict.fromkeys(("sharedStrings", "comments", _WORKSHEET), _Strings),
         **dict.fromkeys(("drawing", "chart"), _Drawing),
@@ -218,7 +218,7 @@ def _write_cell(tag: Tag, write: Callable[[Sequence[TextSpan]], None], pieces: S
 class OpenDocument(Archive):
     """OpenDocument (.odt, .ods, .odp): paragraphs, and cells with strings; also in headers and footers."""
 
-    kind, needed = "an OpenDocument file (.odt, .ods, .odp)", "content.xml"
+    kind, needed = "an OpenDocument file", "content.xml"
 
     def _names_of_texts(self) -> Iterable[str]:
         manifest = "META-INF/manifest.xml"
@@ -285,7 +285,7 @@ class _Contents(_Part):
 class Book(Archive):
     """EPUB: the pages of a book as HTML is translated, its table of contents, and its title."""
 
-    kind, needed = "a book (.epub)", "META-INF/container.xml"
+    kind, needed = "a book", "META-INF/container.xml"
     _kinds: ClassVar[dict[str, type[_Part]]] = {
         "application/xhtml+xml": BookPage,
         "application/x-dtbncx+xml": _Contents,

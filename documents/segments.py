@@ -58,6 +58,11 @@ def has_choice(text: str) -> bool:
     return _NOT_TEXT.search(text) is not None
 
 
+def suffix_of(path: Path) -> str:
+    """Returns the suffix of a file's name in small letters, also of a compressed file."""
+    return Path(path.name.lower().removesuffix(COMPRESSED)).suffix
+
+
 class WrongFile(OSError):
     """The content of a file is wrong."""
 

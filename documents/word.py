@@ -25,7 +25,7 @@ _SCRIPT_ATTRIBUTES = dict.fromkeys(("ja", "ko", "zh"), "w:eastAsia") | dict.from
 class WordDocument(Archive):
     """Word (.docx and its like): paragraphs of the body, tables, headers, notes, comments are segments."""
 
-    kind, needed = "a Word document (.docx)", "word/document.xml"
+    kind, needed = "a Word document", "word/document.xml"
 
     def _names_of_texts(self) -> Iterable[str]:
         return filter(_WORD_PARTS.fullmatch, self._sizes)
