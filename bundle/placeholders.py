@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from seq2seq_serve.bundle.words import CLOSING, UNSPACED, is_inside
+from seq2seq_serve.bundle.words import CLOSING, OPENING, UNSPACED, is_inside
 
 # The lengths are bounded, so that the time is linear in the length of any text.
 _PLACEHOLDER = re.compile(
@@ -83,6 +83,11 @@ def space_around(text: str, begin: int, end: int) -> tuple[bool | None, bool]:
         return before.isspace(), after.isspace()
     is_part = is_inside(before) or before == "_"
     return (None if is_part else before not in CLOSING), not (is_inside(after) or after == "_")
+
+
+def is_after_space_in_bracket(text: str, begin: int) -> bool:
+    """Whether a space is between an opening bracket and the placeholder that begins at a place of a text."""
+    return begin > 1 and text[begin - 1].isspace() and text[begin - 2] in OPENING
 
 
 def _num_empty_pairs(text: str) -> int | None:

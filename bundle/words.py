@@ -11,7 +11,7 @@ UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u30ff\u3130-\u318f\u31f0-\u31ff\u3400-\u9fff"
     "\uac00-\ud7af\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
 )
-CLOSING = tuple(".,;:!?)]}>")
+CLOSING, OPENING = tuple(".,;:!?)]}>"), tuple("([")
 _IS_UNSPACED = re.compile(f"[{UNSPACED}]")
 
 
@@ -80,3 +80,9 @@ def admits_placeholder(token: bytes) -> bool:
     It may where a word may, but not after the end of a clause, a bracket or another placeholder.
     """
     return opens(token) and token.decode(errors="replace")[-1:] not in CLOSING
+
+
+@lru_cache(maxsize=2**16)
+def ends_with_bracket(token: bytes) -> bool:
+    """Returns whether a token ends with an opening bracket, after which no space is written."""
+    return token.decode(errors="replace")[-1:] in OPENING

@@ -12,7 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from seq2seq_serve.bundle.words import admits_placeholder, begins_inside, begins_with_mark, opens
+from seq2seq_serve.bundle.words import (
+    admits_placeholder,
+    begins_inside,
+    begins_with_mark,
+    ends_with_bracket,
+    opens,
+)
 
 _MOST_KEPT = 2**14  # progresses, and steps from one to the next
 
@@ -25,11 +31,14 @@ class Spelling(NamedTuple):
         begins_after_break: Whether they write it only at the beginning of a target, or after a token after
             which a word may stand, because they begin without a space.
         ends_before_break: Whether they write it only if the next token does not continue the word.
+        follows_bracket: Whether an exact term may have them directly after an opening bracket; not if they
+            begin with a space that the source does not have there.
     """
 
     token_ids: tuple[int, ...]
     begins_after_break: bool = False
     ends_before_break: bool = False
+    follows_bracket: bool = True
 
 
 class Term(NamedTuple):
@@ -151,14 +160,15 @@ class RequiredTerms:
         self._has_breaks = any(spelling.begins_after_break for spelling in spellings)
         self._has_word_ends = any(spelling.ends_before_break for spelling in spellings)
         self._costs = [_cost(term) for term in self.terms]
-        self._exact: dict[int, list[tuple[int, list[int], bool]]] = {}  # by the last token
-        self._spaced: dict[int, set[int]] = {}  # exact terms that need a break before this first token
+        self._exact: dict[int, list[tuple[int, list[int], Spelling]]] = {}  # by the last token
+        # Those that may not stand after every token, by the first one
+        self._bound: dict[int, list[tuple[int, Spelling]]] = {}
         for number, term in enumerate(self.terms):
             for spelling in term.spellings if term.is_exact else ():
                 *before, last = spelling.token_ids
-                self._exact.setdefault(last, []).append((number, before, spelling.begins_after_break))
-                if spelling.begins_after_break:
-                    self._spaced.setdefault(spelling.token_ids[0], set()).add(number)
+                self._exact.setdefault(last, []).append((number, before, spelling))
+                if spelling.begins_after_break or not spelling.follows_bracket:
+                    self._bound.setdefault(spelling.token_ids[0], []).append((number, spelling))
         self.has_exact = bool(self._exact)
         self._known: dict[tuple[tuple[int, ...], _Beginning, bool], Progress] = {}
         self._num_kept = 0
@@ -391,28 +401,29 @@ class RequiredTerms:
             and (
                 (not after.missing[number] and len(before) >= after.begun.length)
                 or (
-                    is_spaced
-                    and len(before) + 1 >= after.begun.length  # not inside of a longer one
-                    and self._lacks_break(token_ids, len(before))
+                    len(before) + 1 >= after.begun.length  # not inside of a longer one
+                    and not self._may_follow(spelling, token_ids, len(before))
                 )
             )
-            for number, before, is_spaced in self._exact.get(token_id, ())
+            for number, before, spelling in self._exact.get(token_id, ())
         )
 
     def _is_glued(self, progress: Progress, token_ids: list[int], token_id: int) -> bool:
         """Returns whether a token continues a word with an exact term, or an exact term with a word.
 
-        A word may go on with the letters that begin a term. So of the terms that need a break before them,
-        only those that begin with a mark are found at their first token, the others when they are whole.
+        A word may go on with the letters that begin a term. So of the terms that may not stand everywhere,
+        only those that begin with a mark, or a space and a mark, are found at their first token, the others
+        when they are whole.
         """
         token = self._bytes_of(token_id)
-        numbers = self._spaced.get(token_id)
         if (
-            numbers
-            and begins_with_mark(token)
-            and any(progress.missing[number] for number in numbers)
-            and self._lacks_break(token_ids, 0)
-            and not self._may_begin(progress, token_id)
+            token_id in self._bound
+            and (token == b" " or begins_with_mark(token.removeprefix(b" ")))
+            and any(
+                progress.missing[number] and not self._may_follow(spelling, token_ids)
+                for number, spelling in self._bound[token_id]
+            )
+            and not self._may_begin(progress, token_ids, token_id)
         ):
             return True
         if not (self._has_word_ends and progress.begun.length and begins_inside(token)):
@@ -423,20 +434,23 @@ class RequiredTerms:
         number = self._ended(progress, goes_on=False)
         return number is not None and self.terms[number].is_exact
 
-    def _may_begin(self, progress: Progress, token_id: int) -> bool:
-        """Returns whether a token goes on with what a target has begun, or begins a term without a break."""
+    def _may_begin(self, progress: Progress, token_ids: list[int], token_id: int) -> bool:
+        """Returns whether a token goes on with what a target has begun, or begins a term that fits."""
         if progress.begun.length and self._continued(progress, token_id) is not None:
             return True
-        begun = self._narrowed(self._nothing, token_id)
+        first, end, _ = self._narrowed(self._nothing, token_id)
         return any(
-            not (spelling.begins_after_break and self.terms[number].is_exact)
-            for number, spelling in self._open(progress.missing, begun, is_after_break=False)
+            progress.missing[number] and self._may_follow(spelling, token_ids)
+            for number, spelling in self._spellings[first:end]
         )
 
-    def _lacks_break(self, token_ids: list[int], length: int) -> bool:
-        """Returns whether no placeholder may stand directly after what is before some last tokens."""
-        before = token_ids[: len(token_ids) - length][-1:]
-        return bool(before) and not admits_placeholder(self._bytes_of(before[0]))
+    def _may_follow(self, spelling: Spelling, token_ids: list[int], length: int = 0) -> bool:
+        """Returns whether an exact term may be spelled so after a target without some last tokens."""
+        if length == len(token_ids):
+            return True
+        token = self._bytes_of(token_ids[-length - 1])
+        is_glued = spelling.begins_after_break and not admits_placeholder(token)
+        return not is_glued and (spelling.follows_bracket or not ends_with_bracket(token))
 
     def _first_repeated(self, progress: Progress) -> int | None:
         """Returns where the first term that a target must not have again is in what it has begun."""

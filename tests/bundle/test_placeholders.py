@@ -1,6 +1,11 @@
 import pytest
 
-from seq2seq_serve.bundle.placeholders import is_kept, placeholders, space_around
+from seq2seq_serve.bundle.placeholders import (
+    is_after_space_in_bracket,
+    is_kept,
+    placeholders,
+    space_around,
+)
 
 
 def found(text: str) -> list[str]:
@@ -80,3 +85,11 @@ def test_tags_of_a_target_are_in_pairs_as_in_the_source(source, target, expected
 def test_a_placeholder_needs_breaks_unless_it_is_a_part_of_a_word(text, expected):
     [place] = placeholders(text)
     assert space_around(text, *place) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("( {a}", True), ("x [ {a}", True), ("({a}", False), ("a {a}", False), (" {a}", False)],
+)
+def test_a_space_in_a_bracket_before_a_placeholder_is_seen(text, expected):
+    assert is_after_space_in_bracket(text, text.index("{")) is expected

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from seq2seq_serve.bundle.normalization import INVISIBLE, is_blank
-from seq2seq_serve.bundle.placeholders import placeholders, space_around
+from seq2seq_serve.bundle.placeholders import is_after_space_in_bracket, placeholders, space_around
 from seq2seq_serve.bundle.words import is_inside, needs_space, words
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
 from seq2seq_serve.server.engine.request import Beam
@@ -136,6 +136,9 @@ class Glossary:
         """
         targets, places = self._found(text, checkpoint)
         kept = {one: [space_around(text, *place) for place in its] for one, its in places.items()}
+        in_brackets = {
+            one for one, its in places.items() if any(is_after_space_in_bracket(text, at) for at, _ in its)
+        }
         texts = [*dict.fromkeys((*targets, *kept))]
         if len(texts) > _MAX_FOUND:
             what = "terms and placeholders" if kept else "terms"
@@ -153,7 +156,9 @@ class Glossary:
         writable = tuple(one for one in texts if spellings[one])
         terms = [
             Term(
-                self._spaced(spellings[one], kept[one]) if one in kept else spellings[one],
+                self._spaced(spellings[one], kept[one], follows_bracket=one in in_brackets)
+                if one in kept
+                else spellings[one],
                 targets[one] + len(kept.get(one, ())),
                 is_exact=one in kept,
             )
@@ -162,9 +167,19 @@ class Glossary:
         return Required(tuple(terms), writable, tuple(one for one in texts if not spellings[one]))
 
     def _spaced(
-        self, ways: Sequence[Spelling], spaces: Sequence[tuple[bool | None, bool]]
+        self,
+        ways: Sequence[Spelling],
+        spaces: Sequence[tuple[bool | None, bool]],
+        *,
+        follows_bracket: bool,
     ) -> tuple[Spelling, ...]:
-        """Returns how a placeholder is written, by the breaks that it needs at each of its places."""
+        """Returns how a placeholder is written.
+
+        Args:
+            ways: How it can be.
+            spaces: The breaks that it needs at each of its places.
+            follows_bracket: Whether it may have a space after an opening bracket.
+        """
         before, after = [each[0] for each in spaces], [each[1] for each in spaces]
         if all(one is None for one in before):
             ways = [each for each in ways if not self._begins_with_space(each)] or ways
@@ -173,6 +188,7 @@ class Glossary:
                 each.token_ids,
                 begins_after_break=all(before) and not self._begins_with_space(each),
                 ends_before_break=all(after),
+                follows_bracket=follows_bracket or not self._begins_with_space(each),
             )
             for each in ways
         )

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from seq2seq_serve.bundle.words import admits_placeholder, begins_inside, begins_with_mark, opens
+from seq2seq_serve.bundle.words import (
+    admits_placeholder,
+    begins_inside,
+    begins_with_mark,
+    ends_with_bracket,
+    opens,
+)
 from seq2seq_serve.server.engine import terms as terms_module
 from seq2seq_serve.server.engine.request import Beam
 from seq2seq_serve.server.engine.result import FinishReason
@@ -24,8 +30,9 @@ from tests.server.engine.test_search import LETTERS, TableRunner
 from tests.server.fakes import FakeRunner, make_request
 
 A, B, C = 3, 4, 5
-# Token 4 continues a word, no word may stand after 4 and 5, nor a placeholder after 3: the bytes of tokens.
-TOKENS = (b"", b"", b"", b" .", b"a", b".a")
+# Token 0 is a bracket, 4 continues a word, no word may stand after 4 and 5, nor a placeholder after 3: the
+# bytes of tokens.
+TOKENS = (b"(", b"", b"", b" .", b"a", b".a")
 
 
 def term(*spellings: tuple[int, ...], **options) -> Term:
@@ -35,6 +42,7 @@ def term(*spellings: tuple[int, ...], **options) -> Term:
 spelling = st.builds(
     Spelling,
     st.lists(st.sampled_from([A, B, C]), min_size=1, max_size=3).map(tuple),
+    st.booleans(),
     st.booleans(),
     st.booleans(),
 )
@@ -49,9 +57,11 @@ some_terms = st.lists(
 
 def oracles(terms: tuple[Term, ...]) -> oracle.Terms:
     inside = frozenset(i for i in range(6) if begins_inside(TOKENS[i]))
-    marks = frozenset(i for i in range(6) if begins_with_mark(TOKENS[i]))
+    marks = frozenset(i for i in range(6) if begins_with_mark(TOKENS[i].strip(b" ")))
     gluing = frozenset(i for i in range(6) if not admits_placeholder(TOKENS[i]))
-    return oracle.Terms(terms, inside, frozenset(i for i in range(6) if not opens(TOKENS[i])), marks, gluing)
+    brackets = frozenset(i for i in range(6) if ends_with_bracket(TOKENS[i]))
+    closing = frozenset(i for i in range(6) if not opens(TOKENS[i]))
+    return oracle.Terms(terms, inside, closing, marks, gluing, brackets)
 
 
 @settings(max_examples=200)

@@ -95,6 +95,7 @@ def test_invisible_characters_and_spaces_around_a_term_do_not_matter():
         "{name} ${name}",
         "{x} {{x}}",
         "http://a.com, http://a.com/b",
+        "( {name} ) [ %s",
     ],
 )
 def test_a_text_has_its_own_placeholders_wherever_they_stand(text):
@@ -164,6 +165,8 @@ def spoils(source: str, target: str) -> bool:
         ("<b>a</b> <i>b</i>", "<b>x</b> <i>x</i>", "<b>x</b><i>x</i>"),
         ("이름: {name}", "name: {name}", "name:{name}"),
         ("file.{ext}", "file.{ext}", ".{ext}x"),
+        ("({name})", "I am [{name}]", "I am ( {name})"),
+        ("({a}, {b})", "{b} ({a})", "( {b} {a})"),
     ],
 )
 def test_a_placeholder_has_breaks_around_it_as_in_the_source(source, target, glued):
