@@ -327,6 +327,7 @@ def echo_sizing(runner: EchoRunner) -> Sizing:
         provider="cpu",
         precision=Precision.FP32,
         num_instances=1,
+        has_processes=False,
         num_threads=1,
         max_source_length=runner.max_source_length,
         sizes={
