@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from seq2seq_serve.bundle.words import CLOSING, OPENING, UNSPACED, is_inside
 
@@ -35,17 +36,15 @@ _TAG_NAME = re.compile(r"<(/?)([A-Za-z][^\s/>]*+)")
 _AFTER_URL = ".,;:!?)]}'’”»"  # marks at the end of a URL, which belong to the sentence
 
 
-def placeholders(text: str) -> list[tuple[int, int]]:
-    """Returns where a text has placeholders, each by its begin and end, in their order.
+def placeholders(text: str) -> Iterator[tuple[int, int]]:
+    """Yields where a text has placeholders, each by its begin and end, in their order.
 
     They are URLs, e-mail addresses, tags (`<b>`, `<br/>`, `</a>`), and variables: `{name}`, `{{name}}`,
     `{count, number}`, `${name}`, `%{name}`, `$t(name)`, `%s`, `%1$s`, `%(name)s`, `%1`, `%@`, `%#@name@`.
     """
-    spans = []
     for found in _PLACEHOLDER.finditer(text):
         whole = found[0].rstrip(_AFTER_URL) if found["url"] else found[0]
-        spans.append((found.start(), found.start() + len(whole)))
-    return spans
+        yield found.start(), found.start() + len(whole)
 
 
 def is_kept(source: str, target: str) -> bool:

@@ -28,8 +28,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from seq2seq_serve.bundle.adapters import load_adapter
+from seq2seq_serve.bundle.characters import is_blank
 from seq2seq_serve.bundle.names import Form
-from seq2seq_serve.bundle.normalization import is_blank
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.options import options_of
 from seq2seq_serve.protos.sources import Sources, TextOrIds, check_texts, sources_of, target_of

@@ -1,6 +1,9 @@
 """The terms and placeholders of texts, over an engine whose model echoes."""
 
+import gc
 import math
+import random
+import sys
 import threading
 from collections import Counter
 from types import SimpleNamespace
@@ -8,6 +11,8 @@ from types import SimpleNamespace
 import pytest
 import tokenizers
 from grpc.aio import AioRpcError
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
 from seq2seq_serve.bundle.manifest import Generation
@@ -55,6 +60,57 @@ def test_terms_are_whole_words_and_the_longest_come_first():
     assert required(known, "state-of-the-art, state of the art") == Counter({"D": 1})
     assert required(known, "新模型 machine learning") == Counter({"E": 1, "A": 1})
     assert required(known, "learning model") == Counter()
+
+
+some_words = st.lists(st.sampled_from("abA"), min_size=1, max_size=4).map(" ".join)
+
+
+@given(
+    st.dictionaries(st.tuples(some_words, st.booleans()), st.sampled_from("xyz"), max_size=8),
+    st.lists(st.sampled_from("abAc"), max_size=12),
+)
+def test_the_terms_of_a_text_are_those_of_trying_each_at_each_place(targets, text):
+    terms = dict[tuple[str, bool], str]()
+    for (source, has_case), target in targets.items():
+        terms.setdefault((source if has_case else source.casefold(), has_case), target)
+    known = glossary(*(term(one, it, case_sensitive=has_case) for (one, has_case), it in terms.items()))
+    matches = []
+    for begin in range(len(text)):
+        for end in range(begin + 1, len(text) + 1):
+            exact = " ".join(text[begin:end])
+            for key in ((exact, True), (exact.casefold(), False)):
+                if key in terms:
+                    matches.append((begin - end, begin, not key[1], terms[key]))
+    expected, is_taken = Counter[str](), [False] * len(text)
+    for minus_length, begin, _, target in sorted(matches):
+        if not any(is_taken[begin : begin - minus_length]):
+            is_taken[begin : begin - minus_length] = [True] * -minus_length
+            expected[target] += 1
+    assert required(known, " ".join(text)) == expected
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(lambda chance: "".join(chance.choices(".,;:!?()-*/=", k=256)), id="marks"),
+        pytest.param(lambda chance: " ".join(chance.choices("abcdefgh", k=128)), id="letters"),
+        pytest.param(
+            lambda chance: "".join(chr(0x4E00 + chance.randrange(20_000)) for _ in "a" * 256), id="한자"
+        ),
+    ],
+)
+def test_a_glossary_takes_little_more_memory_than_its_message_and_counts_it(source):
+    """A node for each word took 288 times as much."""
+    chance = random.Random(0)
+    terms = [term(source(chance), f"t{number}", case_sensitive=number % 2) for number in range(100)]
+    known = glossary(*terms)
+    found, waiting = dict[int, int](), [known._exact, known._folded]
+    while waiting:
+        each = waiting.pop()
+        if id(each) not in found and not isinstance(each, type):
+            found[id(each)] = sys.getsizeof(each)
+            waiting += gc.get_referents(each)
+    assert sum(found.values()) < known.num_bytes < 4 * sum(each.ByteSize() for each in terms)
 
 
 def test_where_a_long_term_does_not_fit_the_shorter_one_counts():
@@ -119,6 +175,10 @@ def test_the_reading_of_terms_can_end_at_any_time():
     known = glossary(term("a b", "x"), term("b", "y"))
     assert known.required("a b " * 32_000, "sources[0]", checkpoint).terms[0].number == 32_000
     assert calls >= 1500  # for the words, and for the places where terms occur
+    calls = 0
+    found = glossary(keep_placeholders=True).required("%%" * 32_000, "sources[0]", checkpoint)
+    assert found.terms[0].number == 32_000
+    assert calls >= 500
 
 
 def test_a_term_is_spelled_after_a_space_after_a_mark_and_at_the_beginning():
