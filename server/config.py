@@ -78,8 +78,8 @@ class QueueLimits:
 
     Attributes:
         max_waiting_requests: Requests that may wait for the slots of a model.
-        max_waiting_tokens: Source tokens that may wait for the slots of a model; 1 KiB of another source
-            counts as one.
+        max_waiting_tokens: Source tokens that may wait for the slots of a model; 1 KiB of another source, or
+            of terms and placeholders, counts as one.
     """
 
     max_waiting_requests: Annotated[Count, Setting(is_per_model=True)] = 1024

@@ -20,6 +20,7 @@ from seq2seq_serve.bundle.words import (
     opens,
 )
 
+_BYTES_OF_SPELLING, _BYTES_OF_TOKEN = 512, 40  # of memory, with the objects around them
 _MOST_KEPT = 2**14  # progresses, and steps from one to the next
 
 
@@ -120,6 +121,7 @@ class RequiredTerms:
         terms: The terms.
         token_bytes: The same; whoever unpickles terms sets it, because each process has the table.
         has_exact: Whether some term is exact.
+        num_bytes: About the memory that it takes, without what a search finds.
     """
 
     def __init__(self, terms: Iterable[Term], token_bytes: Sequence[bytes]) -> None:
@@ -132,6 +134,9 @@ class RequiredTerms:
         )
         self._nothing = _Beginning(0, len(self._spellings), 0)
         spellings = [spelling for _, spelling in self._spellings]
+        self.num_bytes = sum(
+            _BYTES_OF_SPELLING + _BYTES_OF_TOKEN * len(spelling.token_ids) for spelling in spellings
+        )
         self._ids = frozenset(token_id for spelling in spellings for token_id in spelling.token_ids)
         self._has_breaks = any(spelling.begins_after_break for spelling in spellings)
         self._has_word_ends = any(spelling.ends_before_break for spelling in spellings)
@@ -179,7 +184,7 @@ class RequiredTerms:
         if found is None:
             found = self._advanced(progress, token_id)
             if len(self._after) + len(self._known) > _MOST_KEPT:
-                self._forget()
+                self.forget()
             self._after[progress, key] = found
         return found
 
@@ -201,7 +206,7 @@ class RequiredTerms:
         """Returns whether a token continues the last word, and that matters."""
         return self._has_word_ends and begins_inside(self._bytes_of(token_id))
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """Drops what was found. Rows keep their progress."""
         self._known.clear()
         self._after.clear()

@@ -167,7 +167,7 @@ class Decoding:
     Attributes:
         model: The model that the message names.
         request: The engine's request, without what depends on a source.
-        options: Those of the message, with the model's defaults.
+        options: Those of the message, with the model's defaults and without terms, which the glossary has.
         frame: The tokens before and after those of a source text.
         marks: The languages that a text may name at its beginning, as `>>fra<<`; None if the message names
             one, or the model reads none there.
@@ -266,6 +266,12 @@ def read_options(
         num_alternatives=options.num_alternatives,
         adapter=model.adapter,
     )
+    glossary = None
+    if options.terms or options.keep_placeholders:
+        glossary = Glossary(options, model, checkpoint)
+        del options.terms[:]
+        its, options = options, GenerateOptions()
+        options.CopyFrom(its)  # the memory of a field is freed with that of its message
     return Decoding(
         model=model,
         request=request,
@@ -277,7 +283,7 @@ def read_options(
         windows=window_rules(options) if is_sequential or is_split else None,
         speech=speech_rules(options) if options.voice_activity else None,
         num_prompt=len(prompt),
-        glossary=Glossary(options, model, checkpoint) if options.terms or options.keep_placeholders else None,
+        glossary=glossary,
     )
 
 

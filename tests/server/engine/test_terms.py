@@ -112,7 +112,7 @@ def test_long_terms_of_equal_tokens_take_little_memory_and_no_recursion():
         ended = required.after([*[A] * (length + 10), 12])
         assert ended.at_end == (1, 1, 0, 1)
         assert required.advance(progress, C).begun.length == 0
-        required._forget()
+        required.forget()
     assert progress.num_left == 4 * (length + 1) - (length - 1)
     _, most_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
