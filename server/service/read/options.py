@@ -44,6 +44,7 @@ SPLITTING = (LONG_SOURCE_SPLIT, LONG_SOURCE_SPLIT_ALWAYS)
 
 _MARK = re.compile(rf">>([^<>]{{1,{MAX_TAG_LENGTH}}})<<")
 _MAX_STOP_LENGTH = 256
+_MEMORY_PER_BYTE = 16  # of options without terms, if most of them are token ids, which become objects
 _MAX_NEAR = 10  # names that an error lists as near
 _MAX_ITEMS = {name: option.max_items for name, option in OPTIONS.items() if option.max_items is not None}
 _FORMULAS: dict[LengthPenalty, LengthPenaltyFormula] = {
@@ -177,6 +178,7 @@ class Decoding:
         speech: Where speech begins and ends in a sound; None for all of the sound.
         num_prompt: The number of the prompt's tokens; the model may have room for the last ones only.
         glossary: The terms and placeholders that targets must have; None for none.
+        num_bytes: The memory that it takes, as far as it grows with the options.
     """
 
     model: ServedModel
@@ -190,6 +192,7 @@ class Decoding:
     speech: SpeechRules | None = None
     num_prompt: int = 0
     glossary: Glossary | None = None
+    num_bytes: int = 0
 
 
 def read_options(
@@ -284,6 +287,7 @@ def read_options(
         speech=speech_rules(options) if options.voice_activity else None,
         num_prompt=len(prompt),
         glossary=glossary,
+        num_bytes=_MEMORY_PER_BYTE * options.ByteSize() + (glossary.num_bytes if glossary is not None else 0),
     )
 
 

@@ -329,7 +329,7 @@ def _read_text(
         raise _too_long("the source", limit + num_over, given, hint=_hint(decoding))
     if num_over and decoding.glossary is not None:
         text = model.source_tokenizer.decode(token_ids)
-    required = _required(text, given, decoding, checkpoint)
+    required = decoding.glossary and decoding.glossary.required(text, given.field, checkpoint)
     request = request_of({given.name: np.asarray(token_ids, np.int64)}, required)
     return [Reading(request, num_truncated=num_over, required=required)]
 
@@ -366,23 +366,17 @@ def _passages(
             token_ids, num_over = encode(line, limit, *decoding.frame, checkpoint)
             if not num_over:
                 next(number)
-                required = _required(line, given, decoding, checkpoint)
+                required = decoding.glossary and decoding.glossary.required(line, given.field, checkpoint)
                 yield reading_of(line, token_ids, after_line, required)
                 continue
         for sentence, separator in sentences(line, decoding.language, before_window):
             which = f"sentence {next(number)} of the source"
             check_bytes(sentence, limit, model, given.field)
-            required = _required(sentence, given, decoding, checkpoint)
+            required = decoding.glossary and decoding.glossary.required(sentence, given.field, checkpoint)
             token_ids, num_over = encode(sentence, limit, *decoding.frame, checkpoint)
             if num_over:
                 raise _too_long(which, limit + num_over, given)
             yield reading_of(sentence, token_ids, after_line if separator == "" else separator, required)
-
-
-def _required(text: str, given: Input, decoding: Decoding, checkpoint: YieldPoint) -> Required | None:
-    """Returns what the target of a source, or of a part of it, must have."""
-    glossary = decoding.glossary
-    return None if glossary is None else glossary.required(text, given.field, checkpoint)
 
 
 def _read_ids(given: Input, decoding: Decoding, request_of: _RequestOf) -> Reading:

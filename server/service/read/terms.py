@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, count
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 from seq2seq_serve.bundle.characters import is_blank
 from seq2seq_serve.bundle.placeholders import is_after_space_in_bracket, placeholders, space_around
@@ -127,6 +127,7 @@ class Required:
         return [text for text, number in zip(self.texts, numbers, strict=True) if number] + [*self.unwritable]
 
 
+@final
 class Glossary:
     """The terms of a message, and whether placeholders are kept. It does not change.
 

@@ -21,6 +21,7 @@ from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.engine.request import Beam
 from seq2seq_serve.server.engine.terms import RequiredTerms, Spelling
 from seq2seq_serve.server.errors import InvalidRequest
+from seq2seq_serve.server.service import calls
 from seq2seq_serve.server.service.read.terms import Glossary
 from tests.server.service.harness import EOS, EchoRunner, byte_tokenizer, serving
 
@@ -348,6 +349,51 @@ async def test_a_glossary_is_read_once_for_messages_with_equal_options(monkeypat
             answer = await served.stub.Generate(request(text, terms=[term("cat", target)]))
             assert target in answer.hypotheses[0].text
     assert read == [["K"], ["L"]]
+
+
+async def test_a_message_with_many_terms_is_read_beside_the_event_loop(monkeypatch):
+    """161 terms in 1,986 bytes took 6 ms of the loop."""
+    threads, init = [], Glossary.__init__
+
+    def read(*arguments):
+        threads.append(threading.current_thread())
+        init(*arguments)
+
+    monkeypatch.setattr(Glossary, "__init__", read)
+    async with serving() as served:
+        for number in (5, 100):
+            terms = [term(f"{place}", "x") for place in range(number)]
+            await served.stub.Generate(request("a text without any", terms=terms))
+    assert [each is threading.main_thread() for each in threads] == [True, False]
+
+
+async def test_a_glossary_counts_as_held_until_its_request_has_the_answer(monkeypatch):
+    """Only the bytes of a large message counted, and these were a small part of the glossary."""
+    monkeypatch.setattr(calls, "_MAX_HELD_BYTES", 50_000)
+    terms = [term(f"w{number}", "x") for number in range(150)]
+    async with serving() as served:
+        served.runner.gate.clear()
+        waiting = served.stub.Generate(request("a text", terms=terms))
+        await served.turns.until(lambda: served.turns.num_submitted == 1)
+        held = served.app.calls.held.held.total()
+        assert 50_000 > held > 100 * len(terms)
+        with pytest.raises(AioRpcError, match=f"large requests and answers of {held} bytes"):
+            await served.stub.Generate(request("a text", terms=terms))
+        served.runner.gate.set()
+        assert (await waiting).hypotheses
+        await served.until_calls_are_over()
+        assert (await served.stub.Generate(request("a text", terms=terms))).hypotheses
+
+
+async def test_the_terms_of_a_waiting_request_count_in_the_queue():
+    async with serving(EchoRunner(max_source_length=1000, max_target_length=1000)) as served:
+        text = " ".join(f"%{number}" for number in range(1, 50))
+        for is_kept in (False, True):
+            await served.stub.Generate(request(text, keep_placeholders=is_kept))
+        plain, kept = served.turns.requests
+        assert kept.terms.num_bytes > 49 * 512
+        assert plain.queue_tokens == plain.memory_length
+        assert kept.queue_tokens == max(kept.memory_length, kept.terms.num_bytes // 1024)
 
 
 async def test_each_sentence_has_its_own_terms_and_a_stream_is_the_answer():
