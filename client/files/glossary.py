@@ -170,7 +170,7 @@ class _Tbx(TextElements):
         self._target, self._target_rank = "", (False, 0)
         self._side, self._is_exact = Side.NEITHER, False  # of the present language
         self._term, self._line, self._status = "", 0, ""
-        self._is_status = False  # whether the present text is the status of a term
+        self._is_term = self._is_status = False  # whether the present text is a term, or the status of one
 
     def read(self) -> None:
         super().read()
@@ -185,12 +185,13 @@ class _Tbx(TextElements):
             self._is_exact = self._side is Side.TARGET and self._languages.is_exact(tag)
         elif name in ("termSec", "tig", "ntig"):
             self._term = self._status = ""
+        self._is_term = name == "term"
         self._is_status = name == "termNote" and attributes.get("type") == "administrativeStatus"
 
     def take(self, text: str) -> None:
         if self._is_status:
             self._status = text
-        elif not self._term:
+        elif self._is_term and not self._term:
             self._term, self._line = " ".join(text.split()), self.line
 
     def end(self, name: str) -> None:

@@ -47,6 +47,15 @@ def written(tmp_path):
     return write
 
 
+def test_a_note_of_tbx_is_no_term(written):
+    """That before a term, or of an empty one, was taken for it."""
+    note = '<termNote type="partOfSpeech">noun</termNote>'
+    content = version_3(("Maschine", "machine"), ("", "nothing"))
+    content = content.replace("<termSec>", f"<termSec>{note}").replace("</term>", f"</term>{note}")
+    languages = {"source_language": "de", "target_language": "en"}
+    assert read_glossary(written(content, "a.tbx"), **languages) == [("Maschine", "machine")]
+
+
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 @pytest.mark.parametrize("line_break", ["\n", "\r\n"])
 def test_each_line_has_a_term_and_its_translation(written, mark, line_break):
