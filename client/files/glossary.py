@@ -6,6 +6,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from seq2seq_serve.bundle.characters import is_blank
+from seq2seq_serve.bundle.words import MAX_TERM_LENGTH, phrase, words
 from seq2seq_serve.client.files.elements import TextElements
 from seq2seq_serve.client.files.lines import read_text
 from seq2seq_serve.client.files.pairs import LanguagePair, Model, Side, languages_of
@@ -15,7 +17,6 @@ from seq2seq_serve.protos.options import OPTIONS, terms_of
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
 
 MAX_TERMS = OPTIONS["terms"].max_items or 0
-_MAX_LENGTH = 256  # characters of a term
 _MAX_NAMED = 3  # wrong lines
 _COMMENT = "#"
 _COLUMNS = (("source", "target"), ("term", "translation"))
@@ -75,7 +76,7 @@ class _Terms:
 
     Attributes:
         path: The file.
-        found: The terms, by what makes two of them one.
+        found: The terms, by what makes two of them one for a server.
         has_columns: Whether the first line names the columns.
     """
 
@@ -94,10 +95,11 @@ class _Terms:
             WrongFile: It is too long, has another translation already, or is one too many.
         """
         for text in (source, target):
-            if len(text) > _MAX_LENGTH:
-                problem = f"line {line}: a term has {len(text)} characters, and may have {_MAX_LENGTH}"
+            if len(text) > MAX_TERM_LENGTH:
+                problem = f"line {line}: a term has {len(text)} characters, and may have {MAX_TERM_LENGTH}"
                 raise wrong_file(self.path, problem)
-        known = self.found.setdefault(source.casefold(), _Term(source, target, line))
+        key = phrase(words(source)).casefold()
+        known = self.found.setdefault(key, _Term(source, target, line))
         if known.target != target:
             raise wrong_file(
                 self.path,
@@ -127,7 +129,7 @@ def _read_lines(path: Path, terms: _Terms, languages: tuple[str, str]) -> None:
         was_first, is_first = is_first, False
         if was_first and len(others) == 1 and _names_columns((source, others[0]), languages):
             terms.has_columns = True
-        elif source and len(others) == 1 and others[0]:
+        elif len(others) == 1 and not is_blank(source) and not is_blank(others[0]):
             terms.add(source, others[0], number)
         else:
             wrong.append(number)
@@ -191,7 +193,7 @@ class _Tbx(TextElements):
     def take(self, text: str) -> None:
         if self._is_status:
             self._status = text
-        elif self._is_term and not self._term:
+        elif self._is_term and not self._term and not is_blank(text):
             self._term, self._line = " ".join(text.split()), self.line
 
     def end(self, name: str) -> None:
