@@ -202,6 +202,7 @@ def read_options(
     *,
     stream: bool,
     checkpoint: YieldPoint = lambda: None,
+    glossary: Glossary | None = None,
 ) -> Decoding:
     """Reads and checks the options of a message.
 
@@ -211,6 +212,8 @@ def read_options(
         caller: Its sender.
         stream: Whether the caller gets pieces.
         checkpoint: Is called before some of its terms; an error that it raises ends the work.
+        glossary: That of options that differ from these in neither terms, placeholders nor the number of
+            hypotheses, if it has been read.
 
     Raises:
         InvalidRequest: An option does not fit; the error names the field and what it must be.
@@ -269,9 +272,8 @@ def read_options(
         num_alternatives=options.num_alternatives,
         adapter=model.adapter,
     )
-    glossary = None
     if options.terms or options.keep_placeholders:
-        glossary = Glossary(options, model, checkpoint)
+        glossary = glossary or Glossary(options, model, checkpoint)
         del options.terms[:]
         its, options = options, GenerateOptions()
         options.CopyFrom(its)  # the memory of a field is freed with that of its message
