@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from seq2seq_serve.bundle.words import CLOSING, OPENING, UNSPACED, is_inside
 
+IN_PLACEHOLDERS = "%", "{", "<", "@", "://", "www.", "$t("  # each placeholder has at least one of them
 # The lengths are bounded, so that the time is linear in the length of any text.
 _PLACEHOLDER = re.compile(
     rf"""

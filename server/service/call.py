@@ -23,7 +23,8 @@ ON_THE_LOOP_BYTES = 2_000  # of text: a millisecond or two
 SHORT_BYTES = 32_000
 # A byte of text takes about as long to read as this many bytes of a file or tensor, and as many pixels.
 BYTES_PER_TEXT_BYTE = 64
-BYTES_PER_TERM = 64  # of text that takes about as long to read as a term, beside the term's own bytes
+# Of text that takes about as long to read as a term or a placeholder, beside its own bytes
+BYTES_PER_TERM = 64
 SMALL_ANSWER_BYTES = 2**16  # built in about a millisecond
 
 

@@ -1,6 +1,7 @@
 import pytest
 
 from seq2seq_serve.bundle.placeholders import (
+    IN_PLACEHOLDERS,
     is_after_space_in_bracket,
     is_kept,
     placeholders,
@@ -9,7 +10,9 @@ from seq2seq_serve.bundle.placeholders import (
 
 
 def found(text: str) -> list[str]:
-    return [text[begin:end] for begin, end in placeholders(text)]
+    texts = [text[begin:end] for begin, end in placeholders(text)]
+    assert all(any(part in each for part in IN_PLACEHOLDERS) for each in texts)
+    return texts
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,12 @@ from itertools import accumulate, count
 from typing import NamedTuple, final
 
 from seq2seq_serve.bundle.characters import is_blank
-from seq2seq_serve.bundle.placeholders import is_after_space_in_bracket, placeholders, space_around
+from seq2seq_serve.bundle.placeholders import (
+    IN_PLACEHOLDERS,
+    is_after_space_in_bracket,
+    placeholders,
+    space_around,
+)
 from seq2seq_serve.bundle.words import MAX_TERM_LENGTH, is_inside, needs_space, phrase, words
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
 from seq2seq_serve.server.engine.request import Beam
@@ -26,6 +31,7 @@ _MAX_FOUND = 64  # different terms and placeholders that occur in a source, or i
 _WORDS_AT_ONCE = 64
 _TERMS_AT_ONCE = 16
 _PLACEHOLDERS_AT_ONCE = 64
+_LOOKED_THROUGH = 2**12  # characters of a text; the reading of a longer one costs more than its placeholders
 _BYTES_OF_PHRASE = 128  # of memory, beside its strings: its places in two lists, a set and a tuple
 
 
@@ -191,6 +197,12 @@ class Glossary:
     def num_found_bytes(self, num_characters: int) -> int:
         """Returns the largest size of the terms that are in a text of a length."""
         return min(self._num_bytes, self._most_bytes * min(num_characters, _MAX_FOUND))
+
+    def num_placeholders(self, text: str) -> int:
+        """Returns the largest number of placeholders that the beginning of a text may require."""
+        if not self._keeps:
+            return 0
+        return min(sum(map(text[:_LOOKED_THROUGH].count, IN_PLACEHOLDERS)), _MAX_FOUND)
 
     def required(self, text: str, field: str, checkpoint: YieldPoint) -> Required | None:
         """Returns what the target of a text must have; None for nothing.

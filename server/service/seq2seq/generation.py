@@ -67,6 +67,7 @@ async def read(
     num_text_bytes = sum(source.ByteSize() for source in sources) - num_array_bytes
     if decoding.glossary is not None:
         num_text_bytes += decoding.glossary.num_found_bytes(num_text_bytes)
+        num_text_bytes += BYTES_PER_TERM * decoding.glossary.num_placeholders(sources[0].text)
     if not num_file_bytes:
         return await call.read(work, num_text_bytes + num_array_bytes // BYTES_PER_TEXT_BYTE)
 

@@ -328,11 +328,14 @@ async def test_a_short_text_is_read_beside_the_event_loop_if_it_may_have_long_te
         return found(*arguments)
 
     monkeypatch.setattr(Glossary, "required", find)
-    async with serving() as served:
+    async with serving(EchoRunner(max_source_length=1000, max_target_length=1000)) as served:
         for number, length in ((1, 1), (500, 1), (500, 60)):
             terms = [term(f"word {place}", "Wort" * length) for place in range(number)]
             await served.stub.Generate(request("a text without any", terms=terms))
-    assert [each is threading.main_thread() for each in threads] == [True, True, False]
+        for number in (3, 40):  # these took 4 ms of the event loop
+            text = " ".join(f"%{place}" for place in range(1, number + 1))
+            await served.stub.Generate(request(text, keep_placeholders=True))
+    assert [each is threading.main_thread() for each in threads] == [True, True, False, True, False]
 
 
 async def test_a_glossary_is_read_once_for_messages_with_equal_options(monkeypatch):
