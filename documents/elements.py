@@ -243,6 +243,8 @@ class Content:
                 self.add_text(event)
             elif opened is not None:  # before its properties
                 opened.open += event.markup
+            elif event.text.isspace():
+                flows.add_source(event.markup)
             else:
                 flows.add_markup(event.markup)
         elif event.kind == OTHER:

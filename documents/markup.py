@@ -60,7 +60,7 @@ class _Flow:
     Attributes:
         begin: The tag around the place where it begins.
         end: That around its end.
-        tokens: What is written: texts, tags that begin, the ends of tags.
+        tokens: What is written: texts, tags that begin, the ends of tags, and markup of the source only.
         pieces: Its texts.
         kept: See `Segment`.
         end_number: The number of texts before its end in the document.
@@ -152,6 +152,8 @@ class _Writer:
         self._after: dict[int, list[Here]] = {}  # what belongs to no text, by the event that comes before it
         self._waiting: dict[Tag, list[Here]] = {}  # the same, by the tag around it
         self._is_after_word = self._is_after_fixed = False  # the latter without a space of its own
+        # The present run if it has a text, how many parts were written then, what begins a longer text in it
+        self._last: tuple[Tag | None, int, tuple[str, ...]] = None, 0, ()
         longest = dict[Tag, float]()
         opened = dict[Tag, tuple[int, int]]()
         num_letters = 0
@@ -186,6 +188,7 @@ class _Writer:
                     hidden.add(tag)
                 else:
                     self._written.append(tag.open)
+                    self._last = None, 0, ()
                 place = tag
             elif kind == _CLOSE:
                 if tag in hidden:
@@ -205,11 +208,25 @@ class _Writer:
             else:
                 self._written.append(" ")
         self._is_after_fixed, self._is_after_word = False, not text[-1].isspace()
-        if here.is_fixed or text == here.text:
+        around, escaped = here.around or ("", ""), self._flow.escape(text)
+        run, num_written, begun = self._last
+        if here.is_fixed:
             self._written.append(here.markup)
+            return
+        is_joined = run is here.place and num_written == len(self._written)
+        if run is here.place and not is_joined:  # a run has at most one text element
+            self._written += [self._flow.close(here.place), here.place.open]
+        if is_joined:
+            self._written[-1:] = [*begun[:-1], escaped, begun[-1]]
+            begun = begun[-1:]
+        elif text == here.text:
+            self._written.append(here.markup)
+            begun = around[0], escaped, around[1]
         else:
-            before, after = here.around or ("", "")
-            self._written += [before, self._flow.escape(text), after]
+            self._written += [around[0], escaped, around[1]]
+            begun = around[1:]
+        if here.place.is_run:
+            self._last = here.place, len(self._written), begun
 
     def _plan(self, marks: Sequence[Here]) -> None:
         """Finds the event after which each mark can be written, and the tag around it that is written."""
@@ -275,6 +292,7 @@ class _Writer:
             self._written.append(self._flow.close(place))
             self._write_waiting(place.around)
             self._written.append(place.open)
+            self._last = None, 0, ()
         self._write_waiting(place)
 
     def _write_waiting(self, place: Tag) -> None:
@@ -304,6 +322,8 @@ class _Writer:
         closing, opening = between(one, other)
         self._written += [self._flow.close(tag) for tag in closing if tag.is_run or not tag.has_text]
         self._written += [tag.open for tag in opening if tag.is_run or not tag.has_text]
+        if opening:
+            self._last = None, 0, ()
         return other
 
 
@@ -388,6 +408,10 @@ class Flows:
             begins: Whether a range of texts, such as a bookmark, begins or ends there.
         """
         self._tokens.append(Here(markup, self._place, number=self._num_texts, begins=begins))
+
+    def add_source(self, markup: str) -> None:
+        """Adds markup that is written with the source only."""
+        self._tokens.append(markup)
 
     def open(self, markup: str, name: str, *, is_single: bool = False, is_run: bool = False) -> Tag:
         """Adds a tag that formats the texts inside; one that is single is never written twice."""

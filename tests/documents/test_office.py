@@ -16,6 +16,8 @@ import openpyxl.worksheet.table
 import pptx
 import pytest
 from ebooklib import epub
+from hypothesis import given
+from hypothesis import strategies as st
 from openpyxl.cell.rich_text import CellRichText, TextBlock
 from openpyxl.cell.text import InlineFont
 from openpyxl.chart import BarChart, Reference
@@ -24,7 +26,8 @@ from pptx.enum.chart import XL_CHART_TYPE
 
 from seq2seq_serve.documents.kinds import FILES
 from seq2seq_serve.documents.segments import WrongFile
-from tests.documents.answers import backwards, capitals, translated
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
+from tests.documents.answers import aligned, backwards, capitals, translated
 from tests.documents.attacks import archive_of
 
 
@@ -187,6 +190,64 @@ def test_tables_keep_the_line_breaks_of_cells():
         "SEE BOLD\nHERE WORDS END",
     ]
     assert values[3][1].text == "BOLD\nHERE WORDS"
+
+
+def replaced(content: bytes, name: str, before: str, after: str) -> bytes:
+    """A file with another text in one of its parts."""
+    found = parts(content)
+    assert before in found[name].decode()
+    return archive_of({**found, name: found[name].decode().replace(before, after)})
+
+
+@st.composite
+def runs(draw):
+    """Runs in some formattings, a target of their words, and its alignment."""
+    words = [f"w{number}" for number in range(draw(st.integers(1, 6)))]
+    blank = draw(st.sampled_from(["", "\n "]))  # between the elements
+    written, shown = "", ""
+    for word in words:
+        text = draw(st.sampled_from([f"{word} ", f"{word} ", f" {word}. ", f"{word} > "]))
+        properties = draw(st.sampled_from(["", "", '<rPr b="1"><b/></rPr>', "<rPr><i/></rPr>"]))
+        written += f"<r>{blank}{properties}{blank}<t>{text}</t>{blank}</r>{blank}"
+        written += draw(st.sampled_from(["", "", "", f"<r>{properties}<t></t></r>"]))
+        shown += text
+    targets = draw(st.lists(st.sampled_from([*words, "v", "(v", "v.", "&"]), min_size=1, max_size=9))
+    places = st.integers(0, len(shown.split()) - 1)
+    links = draw(st.lists(places, min_size=len(targets), max_size=len(targets)))
+    return written, " ".join(targets), " ".join(map(str, links)) if draw(st.booleans()) else ""
+
+
+_SLIDES, _TABLES = slides(), tables()
+_SLIDE, _SHEET = "ppt/slides/slide1.xml", "xl/worksheets/sheet1.xml"
+
+
+@given(runs())
+def test_each_run_has_one_text_and_other_libraries_read_the_target(case):
+    """Runs with the same formatting became one with two texts, of which other programs lose one."""
+    written, target, links = case
+
+    def answer(text: str) -> GenerateResponse:
+        return aligned(target, links)(text) if "w0" in text else capitals(text)
+
+    drawn = re.sub("<(/?)", r"<\1a:", written.replace("<b/>", "").replace("<i/>", "<ln/>"))
+    body = '<a:r><a:t>Go </a:t></a:r><a:r><a:rPr b="1"/><a:t>to sleep</a:t></a:r>'
+    _, changed = translated("a.pptx", replaced(_SLIDES, _SLIDE, body, drawn), answer)
+    check_runs(parts(changed)[_SLIDE].decode(), "a:")
+    paragraph = pptx.Presentation(io.BytesIO(changed)).slides[0].shapes[1].text_frame.paragraphs[0]
+    assert "".join(run.text for run in paragraph.runs).split() == target.split()
+    _, changed = translated("a.xlsx", replaced(_TABLES, _SHEET, "<t>a cell</t>", written), answer)
+    check_runs(parts(changed)[_SHEET].decode(), "")
+    sheet = openpyxl.load_workbook(io.BytesIO(changed)).active
+    assert sheet["A2"].value.split() == target.split()
+
+
+def check_runs(markup: str, prefix: str) -> None:
+    """Checks that each run has one text, and no text is outside of runs."""
+    run = f"<{prefix}r>(.*?)</{prefix}r>"
+    for inside in re.findall(run, markup, re.DOTALL):
+        assert inside.count(f"<{prefix}t") == inside.count(f"</{prefix}t>") == 1
+    for outside in re.findall(f"</{prefix}r>([^<]*)<{prefix}r>", markup):
+        assert not outside.strip()
 
 
 def test_a_sheet_may_have_the_strings_of_its_cells():
