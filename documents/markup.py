@@ -199,16 +199,22 @@ class _Writer:
             elif here is not None:
                 self._write_text(text, here)
             self._write_marks(number, place)
-        return "".join([*self._written, *(mark.markup for marks in self._waiting.values() for mark in marks)])
+        for mark in [mark for marks in self._waiting.values() for mark in marks]:
+            self._move(self._flow.end, mark.place)
+            self._written.append(mark.markup)
+            self._move(mark.place, self._flow.end)
+        return "".join(self._written)
 
     def _write_text(self, text: str, here: Here) -> None:
         if self._is_after_fixed and (text[0].isalnum() or (here.is_fixed and self._flow.is_tight)):
             if here.place.is_run:
                 text = f" {text}"
             else:
-                self._written.append(" ")
+                self._written += [self._plain[0], " ", self._plain[1]]
         self._is_after_fixed, self._is_after_word = False, not text[-1].isspace()
         around, escaped = here.around or ("", ""), self._flow.escape(text)
+        if not here.markup and not here.place.is_run:
+            around = self._plain
         run, num_written, begun = self._last
         if here.is_fixed:
             self._written.append(here.markup)
@@ -259,7 +265,8 @@ class _Writer:
             before = numbers[place - 1] if place else -1
             is_inside = before >= inner.first and place
             event = last[before] if is_inside else self._begins.get(inner, -1)
-            is_last = mark.number >= min(inner.end, self._flow.end_number)
+            end = self._flow.end_number if inner.is_run else min(inner.end, self._flow.end_number)
+            is_last = mark.number >= end  # a run may also have the texts of later ones
             if is_last and mark.begins is not False:
                 event = self._ends.get(inner, at_end.get(inner, len(self._events))) - 1
             elif mark.begins and place < len(numbers):
@@ -303,19 +310,19 @@ class _Writer:
         for mark in self._waiting.pop(place):
             at = self._move(at, mark.place)
             if mark.is_fixed:
-                self._written.append(self._space if self._is_after_word else "")
+                self._written += [self._plain[0], " ", self._plain[1]] if self._is_after_word else []
                 self._is_after_word = self._is_after_fixed = True
             self._written.append(mark.markup)
         self._move(at, place)
 
     @cached_property
-    def _space(self) -> str:
-        """A space beside a text, where there are runs in one of its own."""
+    def _plain(self) -> tuple[str, str]:
+        """What is written around a text beside others, where there are runs in one of its own."""
         texts = (token for token in self._flow.tokens if isinstance(token, Here) and token.place.is_run)
         for run, around in ((here.place, here.around) for here in texts):
             if around is not None and any(around):
-                return f"{run.open}{around[0]} {around[1]}{self._flow.close(run)}"
-        return " "
+                return run.open + around[0], around[1] + self._flow.close(run)
+        return "", ""
 
     def _move(self, one: Tag, other: Tag) -> Tag:
         """Writes the tags between two places, without those that had texts, and have none now."""
@@ -400,14 +407,16 @@ class Flows:
         self._add(here)
         return here
 
-    def add_markup(self, markup: str, *, begins: bool | None = None) -> None:
+    def add_markup(self, markup: str, *, begins: bool | None = None) -> Here:
         """Adds markup that neither ends a text nor formats one, such as a comment.
 
         Args:
             markup: The markup.
             begins: Whether a range of texts, such as a bookmark, begins or ends there.
         """
-        self._tokens.append(Here(markup, self._place, number=self._num_texts, begins=begins))
+        here = Here(markup, self._place, number=self._num_texts, begins=begins)
+        self._tokens.append(here)
+        return here
 
     def add_source(self, markup: str) -> None:
         """Adds markup that is written with the source only."""

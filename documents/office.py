@@ -241,7 +241,7 @@ class _PageContent(Content):
     Elements in another language than that of the texts stay, too.
     """
 
-    def _kept_by(self, event: Event, name: str) -> Callable[[str], None] | None:
+    def _kept_by(self, event: Event, name: str) -> Callable[[str], object] | None:
         tag = event.attributes.get("lang") or event.attributes.get(_LANGUAGE, "")
         if is_other_language(tag, self.source_language):
             return self._add_fixed if name in self._names.around else self.flows.end

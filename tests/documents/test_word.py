@@ -118,6 +118,41 @@ def test_links_stay_in_one_piece_and_notes_and_bookmarks_at_their_words(paragrap
     assert written == f"<w:p>{expected}</w:p>"
 
 
+COMMENT = '<w:commentReference w:id="0"/>'
+
+
+@pytest.mark.parametrize(
+    ("paragraph", "expected"),
+    [
+        (run("a.") + f"<w:r>{COMMENT}</w:r>" + run(" b."), run("A.") + f"<w:r>{COMMENT}</w:r>" + run(" B.")),
+        (
+            f"<w:r><w:t>a.</w:t>{COMMENT}</w:r>" + run(" b."),
+            f'<w:r><w:t xml:space="preserve">A.</w:t>{COMMENT}</w:r>' + run(" B."),
+        ),
+        (
+            run("a. ") + f"<w:r>{COMMENT}<w:t>b.</w:t></w:r>",
+            f'<w:r><w:t xml:space="preserve">A. </w:t>{COMMENT}</w:r>' + run("B."),
+        ),
+        (  # an empty bookmark
+            f'<w:bookmarkStart w:id="1"/><w:bookmarkEnd w:id="1"/>{run("a b", BOLD)}{run(" c")}',
+            f'<w:bookmarkStart w:id="1"/><w:bookmarkEnd w:id="1"/>{run("A B", BOLD)}{run(" C")}',
+        ),
+        (
+            f'{run("a ")}<w:bookmarkStart w:id="1"/><w:bookmarkStart w:id="2"/><w:bookmarkEnd w:id="1"/>'
+            f'{run("b")}<w:bookmarkEnd w:id="2"/>',
+            f'{run("A ")}<w:bookmarkStart w:id="1"/><w:bookmarkStart w:id="2"/><w:bookmarkEnd w:id="1"/>'
+            f'{run("B")}<w:bookmarkEnd w:id="2"/>',
+        ),
+    ],
+)
+def test_marks_in_plain_runs_and_empty_bookmarks_stay_where_they_are(paragraph, expected):
+    """They went to the end of the next sentence, or around its first word."""
+    assert (
+        body(translated("a.docx", word_file(f"<w:p>{paragraph}</w:p>"), capitals)[1])
+        == f"<w:p>{expected}</w:p>"
+    )
+
+
 def field(instruction: str, *result: str) -> str:
     begin, separate, end = (
         f'<w:r><w:fldChar w:fldCharType="{kind}"/></w:r>' for kind in ("begin", "separate", "end")
@@ -160,6 +195,12 @@ NESTED = f"<w:fldSimple w:instr=' REF x '>{run('Bild ')}{PAGE}</w:fldSimple>"
             "Siehe Bild 12 hier.",
             ("Here see Bild 12.", "3 0 1 2"),
             run("Here see ") + NESTED + run("."),
+        ),
+        (  # marks beside it are in a run
+            run("Siehe ") + SIMPLE + run(" hier."),
+            "Siehe Bild 3 hier.",
+            ("Here (Bild 3) see.", "3 1 2 0"),
+            run("Here ") + run("(") + SIMPLE + run(") see."),
         ),
         (  # the words of a link are translated
             run("Lies ") + field(WEB, run("diese Seite", LINK)) + run(" bitte."),
