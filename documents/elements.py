@@ -224,6 +224,7 @@ class Content:
         self._keep: Callable[[str], object] = flows.add_markup
         self._opened: Tag | None = None  # by the last event
         self._held: list[Event] = []  # a text element and its text
+        self._outer: Flows | None = None  # those around a box, which has texts of its own
         self._ranges: dict[tuple[str, str], Here] = {}  # the begins of ranges, by their names
 
     def add(self, event: Event, name: str) -> None:
@@ -276,6 +277,15 @@ class Content:
             is_range = name in self._names.begins or name in self._names.ends
             return partial(self._add_range, event) if is_range else self.flows.add_markup
         return self.flows.end if name in self._names.left_out else None
+
+    def _begin_box(self) -> None:
+        """Begins markup within a text that has texts of its own."""
+        self._outer, self.flows = self.flows, self.flows.inner()
+
+    def _end_box(self, markup: str) -> None:
+        inner, self.flows, self._outer = self.flows, self._outer or self.flows, None
+        inner.end(markup)
+        self.flows.add_inner(inner)
 
     def _add_range(self, event: Event, markup: str) -> None:
         """Adds the begin or end of a range of texts, or one of an empty range, which has no words."""

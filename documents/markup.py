@@ -201,7 +201,7 @@ class _Writer:
             self._write_marks(number, place)
         for mark in [mark for marks in self._waiting.values() for mark in marks]:
             self._move(self._flow.end, mark.place)
-            self._written.append(mark.markup)
+            self._written.append(_written(mark))
             self._move(mark.place, self._flow.end)
         return "".join(self._written)
 
@@ -254,6 +254,8 @@ class _Writer:
                 break
             at_end[tag.around or NO_TAG] = number
         around, place, begin = dict[Tag, Tag](), 0, -1
+        # For each tag the outermost one without a text that it is in, whose marks stay together
+        outermost, places = dict[Tag, Tag | None](), dict[Tag, int]()
         for mark in marks:
             while place < len(numbers) and numbers[place] < mark.number:
                 place += 1
@@ -262,6 +264,9 @@ class _Writer:
                 passed.append(inner)
                 inner = around.get(inner) or inner.around or NO_TAG
             around |= dict.fromkeys(passed, inner)
+            empty = next((tag for tag in reversed(passed) if not tag.has_text), None)
+            empty = outermost.get(empty, empty) if empty else None
+            outermost |= dict.fromkeys(passed, empty)
             before = numbers[place - 1] if place else -1
             is_inside = before >= inner.first and place
             event = last[before] if is_inside else self._begins.get(inner, -1)
@@ -278,6 +283,8 @@ class _Writer:
                 event = max(event, begin)
             if mark.begins or self._flow.is_ordered:
                 begin = max(begin, event)  # the end of the range is not before it
+            if empty is not None:
+                event = places.setdefault(empty, event)
             self._after.setdefault(event, []).append(mark)
         self._around = around
 
@@ -308,12 +315,21 @@ class _Writer:
             return
         at = place
         for mark in self._waiting.pop(place):
+            is_spaced = mark.is_fixed and (mark.around is not None or self._is_between_spaces(mark))
+            if is_spaced and self._is_after_word:
+                at = self._move(at, mark.place.around or NO_TAG if mark.place.is_run else mark.place)
+                self._written += [self._plain[0], " ", self._plain[1]]
             at = self._move(at, mark.place)
             if mark.is_fixed:
-                self._written += [self._plain[0], " ", self._plain[1]] if self._is_after_word else []
-                self._is_after_word = self._is_after_fixed = True
-            self._written.append(mark.markup)
+                self._is_after_word, self._is_after_fixed = True, is_spaced
+            self._written.append(_written(mark))
         self._move(at, place)
+
+    def _is_between_spaces(self, mark: Here) -> bool:
+        """Whether white space is on both sides of markup in the source."""
+        texts = self._flow.pieces
+        place = mark.number - self._flow.end_number + len(texts)
+        return 0 < place < len(texts) and texts[place - 1][0][-1:].isspace() and texts[place][0][:1].isspace()
 
     @cached_property
     def _plain(self) -> tuple[str, str]:
@@ -334,7 +350,20 @@ class _Writer:
         return other
 
 
+@dataclass(slots=True, eq=False)
+class _Box(Here):
+    """Markup with texts of its own, such as a note.
+
+    Attributes:
+        written: Returns what is written with these texts as they are then.
+    """
+
+    written: Callable[[], str] = str
+
+
 def _written(part: str | Here | Tag | _Flow) -> str:
+    if isinstance(part, _Box):
+        return part.written()
     if isinstance(part, _Flow | Here):
         return part.markup() if isinstance(part, _Flow) else part.markup
     return part.open if isinstance(part, Tag) else part
@@ -372,6 +401,8 @@ class Flows:
         self._pieces: list[TextSpan] = []
         self._kept: list[range] = []
         self._closes: dict[Tag, str | Tag] = {}
+        self._num_source = 0  # elements around the place that are written with the source only
+        self._is_split = False  # whether the present flow begins within one
         self.has_words = False
 
     @property
@@ -401,6 +432,10 @@ class Flows:
         if self._names and not text.isspace():
             self._place.has_text = True
 
+    def add_picture(self, markup: str) -> None:
+        """Adds markup without a text that has white space on both sides if it has in the source."""
+        self._tokens.append(Here(markup, self._place, is_fixed=True, number=self._num_texts))
+
     def add_fixed(self, markup: str, text: str) -> Here:
         """Adds markup with a text that belongs to a sentence, but is not translated, such as code."""
         here = Here(markup, self._place, ("", ""), text, is_fixed=True, number=self._num_texts)
@@ -418,9 +453,26 @@ class Flows:
         self._tokens.append(here)
         return here
 
-    def add_source(self, markup: str) -> None:
-        """Adds markup that is written with the source only."""
+    def add_source(self, markup: str, change: int = 0) -> None:
+        """Adds markup that is written with the source only.
+
+        Args:
+            markup: The markup.
+            change: The number of elements that begin in it, less that of those that end.
+        """
         self._tokens.append(markup)
+        self._num_source += change
+
+    def inner(self) -> Flows:
+        """Returns what cuts markup inside of the present flow, with texts of its own."""
+        return Flows(*self._how[:1], is_tight=self._how[1], is_ordered=self._how[2])
+
+    def add_inner(self, inner: Flows) -> None:
+        """Adds the markup that was cut."""
+        inner.end()
+        part = inner.part()
+        self.segments += part.segments
+        self._tokens.append(_Box("", self._place, number=self._num_texts, written=part.written))
 
     def open(self, markup: str, name: str, *, is_single: bool = False, is_run: bool = False) -> Tag:
         """Adds a tag that formats the texts inside; one that is single is never written twice."""
@@ -461,7 +513,8 @@ class Flows:
 
     def end(self, markup: str | Tag = "") -> None:
         """Ends a flow: what follows belongs to other texts."""
-        if self.has_words and not has_choice("".join(text for text, _ in self._pieces)):
+        is_whole = not self._is_split and not self._num_source
+        if self.has_words and is_whole and not has_choice("".join(text for text, _ in self._pieces)):
             tokens, pieces, kept = self._tokens, self._pieces, self._kept
             flow = _Flow(
                 self._begin, self._place, tokens, pieces, kept, self._num_texts, *self._how, self._closes
@@ -476,6 +529,7 @@ class Flows:
             self._kept.clear()
             self._closes.clear()
         self.has_words, self._num_before = False, self._num_texts
+        self._is_split = self._num_source > 0
         self._begin = self._place
         self._parts.append(markup)
 

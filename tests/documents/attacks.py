@@ -202,6 +202,26 @@ ATTACKS = {
         "</w:p>",
         "</w:p></w:txbxContent></w:pict></w:r>",
     ),
+    "controls in controls": _word(
+        f"<w:sdt><w:sdtContent>{_RUN}", "<w:p>", "</w:p>", "</w:sdtContent></w:sdt>"
+    ),
+    "readings in readings": _word(
+        "<w:r><w:ruby><w:rt/><w:rubyBase>",
+        "<w:p>",
+        f"</w:p><w:p>{_RUN}</w:p>",
+        "</w:rubyBase></w:ruby></w:r>",
+    ),
+    "symbols within a sentence": _word(f"{_RUN}<w:r><w:sym/></w:r>", "<w:p>", "</w:p>"),
+    "deletions within a sentence": _word(f"{_RUN}<w:del>{_RUN}</w:del>", "<w:p>", "</w:p>"),
+    "bookmarks without words": _word(f"<w:bookmarkStart/>{_RUN}", "<w:p>", "</w:p>", "<w:bookmarkEnd/>"),
+    "boxes within a sentence": _word(
+        f"{_RUN}<w:r><w:pict><w:txbxContent><w:p>{_RUN}</w:p></w:txbxContent></w:pict></w:r>",
+        "<w:p>",
+        "</w:p>",
+    ),
+    "runs in elements without a text": _word(
+        "<w:hyperlink><w:commentReference/>", f"<w:p>{_RUN}", "</w:p>", "</w:hyperlink>"
+    ),
     "pictures in pictures": _word("<w:r><w:pict>", f"<w:p>{_RUN}", "</w:p>", "</w:pict></w:r>"),
     "a list of many texts": _repeated(".json", '"a",', "[", '"a"]'),
     "lists in lists": _nested(".json", "[", "]", inside='"x"'),
