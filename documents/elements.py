@@ -180,6 +180,7 @@ class Names:
         fixed: The same; what they have inside is a part of the text, but is not translated.
         begins: Those of them where a range of texts, such as a bookmark, begins.
         ends: Those where one ends.
+        boxes: They stay where they are within a text, and have texts of their own inside, as notes have.
         left_out: They end a text, and stay with all that they have inside.
         texts: Only they have texts; without any, all elements have.
         properties: They belong to the element that begins before them.
@@ -194,6 +195,7 @@ class Names:
     fixed: frozenset[str] = _NONE
     begins: frozenset[str] = _NONE
     ends: frozenset[str] = _NONE
+    boxes: frozenset[str] = _NONE
     left_out: frozenset[str] = _NONE
     texts: frozenset[str] = _NONE
     properties: frozenset[str] = _NONE
@@ -225,12 +227,18 @@ class Content:
         self._opened: Tag | None = None  # by the last event
         self._held: list[Event] = []  # a text element and its text
         self._outer: Flows | None = None  # those around a box, which has texts of its own
+        self._depth_in_box = 0
         self._ranges: dict[tuple[str, str], Here] = {}  # the begins of ranges, by their names
 
     def add(self, event: Event, name: str) -> None:
         """Adds the next event; `name` is that of its element, as the names have it."""
         flows, names, opened = self.flows, self._names, self._opened
         self._opened = None
+        if self._depth_in_box:
+            self._depth_in_box += (event.kind == BEGIN) - (event.kind == END)
+            if not self._depth_in_box:
+                self._end_box(event.markup)
+                return
         if self._depth:
             self._kept.append(event.markup)
             self._kept_texts.append(event.text)
@@ -257,6 +265,10 @@ class Content:
         elif event.kind == BEGIN and (keep := self._kept_by(event, name)):
             self._keep, self._depth = keep, 1
             self._kept.append(event.markup)
+        elif name in names.boxes and event.kind == BEGIN and self._outer is None:
+            self._depth_in_box = 1
+            self._begin_box()
+            self.flows.end(event.markup)
         elif name in names.around and event.kind == BEGIN:
             is_single = name in names.single or "id" in event.attributes
             is_run = name in names.runs

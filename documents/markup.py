@@ -472,7 +472,8 @@ class Flows:
         inner.end()
         part = inner.part()
         self.segments += part.segments
-        self._tokens.append(_Box("", self._place, number=self._num_texts, written=part.written))
+        place, number = self._place, self._num_texts
+        self._tokens.append(_Box("", place, is_fixed=True, number=number, written=part.written))
 
     def open(self, markup: str, name: str, *, is_single: bool = False, is_run: bool = False) -> Tag:
         """Adds a tag that formats the texts inside; one that is single is never written twice."""

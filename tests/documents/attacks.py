@@ -139,6 +139,14 @@ def _word(unit: str, before: str = "", after: str = "", end: str = "") -> Attack
     return Attack(".docx", make)
 
 
+def _open(unit: str, end: str = "") -> Attack:
+    def make(size: int) -> bytes:
+        number = size // len(unit + end)
+        return _open_text(f"<text:p>{unit * number}{end * number}</text:p>")
+
+    return Attack(".odt", make)
+
+
 def _false_size(size: int) -> bytes:
     """Returns a Word file whose part says that it is far smaller than it is."""
     name, content = "word/media/a.png", bytes(100 * size)
@@ -366,6 +374,10 @@ ATTACKS = {
         ".ods",
         lambda size: _open_text("<text:c><text:p>x" * (size // 36) + "</text:p></text:c>" * (size // 36)),
     ),
+    "notes in notes of OpenDocument": _open("<text:note><text:p>x", "</text:p></text:note>"),
+    "notes within a sentence": _open("x <text:note><text:p>x</text:p></text:note>"),
+    "spaces within a sentence": _open("x<text:s text:c='9999'/>"),
+    "readings in readings of OpenDocument": _open("<text:ruby>x", "</text:ruby>"),
     "entities of OpenDocument": Attack(
         ".odt", lambda _: _open_text("<text:p>&e;</text:p>", _ENTITIES), is_refused=True
     ),

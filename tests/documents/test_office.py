@@ -310,6 +310,88 @@ def test_open_document_keeps_spans_and_values():
     ]
 
 
+ODT = {
+    "office": "urn:oasis:names:tc:opendocument:xmlns:office:1.0",
+    "text": "urn:oasis:names:tc:opendocument:xmlns:text:1.0",
+    "draw": "urn:oasis:names:tc:opendocument:xmlns:drawing:1.0",
+    "dc": "http://purl.org/dc/elements/1.1/",
+}
+
+
+def open_paragraph(paragraph: str) -> bytes:
+    names = " ".join(f'xmlns:{prefix}="{name}"' for prefix, name in ODT.items())
+    return archive_of({"content.xml": f"<o {names}><text:p>{paragraph}</text:p></o>"})
+
+
+def paragraph_of(content: bytes) -> str:
+    return re.search("<o [^>]*><text:p>(.*)</text:p></o>", parts(content)["content.xml"].decode())[1]
+
+
+NOTE_OF_OPEN = (
+    "<text:note><text:note-citation>a</text:note-citation><text:note-body><text:p>{}</text:p>"
+    "</text:note-body></text:note>"
+)
+REMARK = "<office:annotation><dc:creator>Mina</dc:creator><text:p>{}</text:p></office:annotation>"
+FRAME = "<draw:frame><draw:image/></draw:frame>"
+NUMBER = "<text:page-number>3</text:page-number>"
+START, END = '<text:bookmark-start text:name="b"/>', '<text:bookmark-end text:name="b"/>'
+
+
+@pytest.mark.parametrize(
+    ("paragraph", "texts", "expected"),
+    [
+        (
+            f"one {NOTE_OF_OPEN.format('in it')}two",
+            ["in it", "one two"],
+            f"TWO ONE{NOTE_OF_OPEN.format('IT IN')}",
+        ),
+        (
+            f"one{NOTE_OF_OPEN.format('it')} two",
+            ["it", "one two"],
+            f"TWO ONE{NOTE_OF_OPEN.format('IT')}",
+        ),
+        (f"one{REMARK.format('a b')} two", ["a b", "one two"], f"TWO ONE{REMARK.format('B A')}"),
+        (f"one {FRAME} two", ["one two"], f"TWO ONE {FRAME}"),
+        (f"one {NUMBER} two", ["one 3 two"], f"TWO {NUMBER} ONE"),
+        ("one<text:s/>two", ["one two"], "TWO<text:s/>ONE"),
+        ('one<text:s text:c="3"/>two', ["one two"], "TWO ONE"),
+        (' <text:s text:c="3"/>one two ', ["one two"], ' <text:s text:c="3"/>TWO ONE '),
+        (
+            "<text:ruby><text:ruby-base>one</text:ruby-base><text:ruby-text>a</text:ruby-text></text:ruby> b",
+            ["one b"],
+            "B ONE",
+        ),
+        (f"one {START}two{END}", ["one two"], f"{START}TWO{END} ONE"),
+        (f"{START}{END}one two", ["one two"], f"{START}{END}TWO ONE"),
+    ],
+)
+def test_elements_within_a_sentence_of_open_document_do_not_cut_it(paragraph, texts, expected):
+    found, written = translated("a.odt", open_paragraph(paragraph), backwards)
+    assert found == texts
+    assert paragraph_of(written) == expected
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                *("one ", "two", " three ", "<text:span>four </text:span>", "<text:s/>", " ", FRAME, NUMBER),
+                *(NOTE_OF_OPEN.format("x"), REMARK.format("y"), START + "w " + END, START + END),
+            ]
+        ),
+        min_size=1,
+        max_size=9,
+    )
+)
+def test_marks_of_open_document_stay_once_each_in_any_order(elements):
+    content = open_paragraph("".join(elements))
+    assert paragraph_of(FILES[".odt"](content, Path("a.odt")).content()) == "".join(elements)
+    _, written = translated("a.odt", content, backwards)
+    before, after = ("".join(elements), paragraph_of(written))
+    for mark in (FRAME, NUMBER, NOTE_OF_OPEN.format("X"), REMARK.format("Y"), START, END):
+        assert after.count(mark) == before.replace(">x<", ">X<").replace(">y<", ">Y<").count(mark)
+
+
 def test_a_cell_with_a_text_has_no_other_value():
     """Programs show the value of a cell rather than its paragraph."""
     document = odf.opendocument.OpenDocumentSpreadsheet()
