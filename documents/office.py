@@ -27,7 +27,27 @@ _SHEET = "http://schemas.openxmlformats.org/spreadsheetml/2006/main "
 _TEXT = "urn:oasis:names:tc:opendocument:xmlns:text:1.0 "
 _OFFICE = "urn:oasis:names:tc:opendocument:xmlns:office:1.0 "
 _TABLE = "urn:oasis:names:tc:opendocument:xmlns:table:1.0 "
-_CELL = f"{_TABLE}table-cell"
+_CELL, _DELETION = f"{_TABLE}table-cell", f"{_TEXT}deletion"
+_PRESENTATION = "urn:oasis:names:tc:opendocument:xmlns:presentation:1.0 "
+_SPACES, _READING = f"{_TEXT}s", f"{_TEXT}ruby-text"
+_RUBIES = named(_TEXT, "ruby ruby-base")
+_RANGES = ("bookmark", "reference-mark", "change", "toc-mark", "user-index-mark", "alphabetical-index-mark")
+_BEGINS, _ENDS = (frozenset(f"{_TEXT}{kind}-{end}" for kind in _RANGES) for end in ("start", "end"))
+_FIELDS = named(
+    _TEXT,
+    "author-initials author-name bibliography-mark bookmark-ref chapter character-count conditional-text "
+    "creation-date creation-time creator database-display date description drop-down editing-cycles "
+    "editing-duration expression file-name hidden-text image-count initial-creator keywords "
+    "modification-date modification-time note-ref object-count page-count page-number page-variable-get "
+    "paragraph-count print-date print-time printed-by reference-ref sequence sequence-ref sheet-name subject "
+    "table-count template-name time title user-defined user-field-get user-field-input variable-get "
+    "variable-input variable-set word-count",
+)
+_DRAWN = named(
+    "urn:oasis:names:tc:opendocument:xmlns:drawing:1.0 ",
+    "a caption circle connector control custom-shape ellipse frame g line measure path polygon polyline rect "
+    "regular-polygon",
+)
 _STRING_VALUE = re.compile(r"""(?<!\s)\s++[\w.-]++:string-value\s*+=\s*+(?:"[^"]*"|'[^']*')""")
 _XHTML = "http://www.w3.org/1999/xhtml "
 _LANGUAGE = "http://www.w3.org/XML/1998/namespace lang"
@@ -159,20 +179,43 @@ class Spreadsheet(_OfficeFile):
         return False
 
 
+class _OpenContent(Content):
+    """Spaces are elements where they are several, and a word may have a reading (ruby)."""
+
+    def add(self, event: Event, name: str) -> None:
+        if name in _RUBIES and not self._depth:
+            self.flows.add_source(event.markup, 1 if event.kind == BEGIN else -1)
+        else:
+            super().add(event, name)
+
+    def _kept_by(self, event: Event, name: str) -> Callable[[str], object] | None:
+        if name == _READING:
+            return self.flows.add_source
+        if name == _SPACES:
+            is_one = event.attributes.get(f"{_TEXT}c", "1") == "1"
+            return partial(self.flows.add_text, text=" " if is_one else "  ")  # each for their element only
+        return super()._kept_by(event, name)
+
+
 class _OpenText(_Part):
     """The content of an OpenDocument file: each paragraph is a text, if it is not the value of a cell."""
 
+    content_of = _OpenContent
     begin = named(_TEXT, "p h")
     names = Names(
-        around=named(_TEXT, "a meta span"),
-        single=named(_TEXT, "a meta"),
-        beside=named(
-            _TEXT,
-            "s soft-page-break bookmark bookmark-start bookmark-end reference-mark reference-mark-start "
-            "reference-mark-end change change-start change-end note-ref page-number page-count date time",
-        )
-        | named(_OFFICE, "annotation-end"),
-        left_out=named("http://purl.org/dc/elements/1.1/ ", "creator date"),
+        around=named(_TEXT, "a meta span text-input"),
+        single=named(_TEXT, "a meta text-input"),
+        beside=named(_TEXT, "soft-page-break bookmark reference-mark change toc-mark user-index-mark")
+        | named(_TEXT, "alphabetical-index-mark")
+        | named(_PRESENTATION, "date-time footer header")
+        | named(_OFFICE, "annotation-end")
+        | _BEGINS
+        | _ENDS,
+        fixed=_FIELDS,
+        begins=_BEGINS,
+        ends=_ENDS,
+        boxes=named(_TEXT, "note") | named(_OFFICE, "annotation") | _DRAWN,
+        left_out=named("http://purl.org/dc/elements/1.1/ ", "creator date") | named(_TEXT, "note-citation"),
     )
 
     def __init__(self, content: bytes, path: Path, part: str = "") -> None:
@@ -204,6 +247,8 @@ class _OpenText(_Part):
 
     def has_text(self, event: Event) -> bool:
         cell = self.around[-1] if self.around else event
+        if cell.name == _DELETION:
+            return False
         kind = cell.attributes.get(f"{_OFFICE}value-type", "string")
         is_value = kind != "string" or f"{_TABLE}formula" in cell.attributes
         return event.name in self.begin and not is_value
@@ -241,7 +286,7 @@ class _PageContent(Content):
     Elements in another language than that of the texts stay, too.
     """
 
-    def _kept_by(self, event: Event, name: str) -> Callable[[str], None] | None:
+    def _kept_by(self, event: Event, name: str) -> Callable[[str], object] | None:
         tag = event.attributes.get("lang") or event.attributes.get(_LANGUAGE, "")
         if is_other_language(tag, self.source_language):
             return self._add_fixed if name in self._names.around else self.flows.end
