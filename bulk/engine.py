@@ -12,7 +12,7 @@ from seq2seq_serve.client.errors import ClientError, FieldViolation
 from seq2seq_serve.client.files.plan import JobError
 from seq2seq_serve.client.files.worker import RunFiles, Worker, WorkerLost
 from seq2seq_serve.client.output import in_flags
-from seq2seq_serve.documents.segments import TextKind, kind_of, options_by_kind
+from seq2seq_serve.documents.segments import TextKind, kind_of, options_by_kind, with_tags
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.sources import sources_of
 from seq2seq_serve.server.config import RunnerConfig
@@ -59,7 +59,7 @@ class Engine:
         by_kind = options_by_kind(
             options, has_attention=model.description.has_attention, keeps_placeholders=keeps_placeholders
         )
-        self._model = model
+        self._model, self._has_attention = model, model.description.has_attention
         self._decodings = dict[TextKind, Decoding]()
         glossaries = dict[bool, Glossary | None]()  # by whether placeholders are kept
         for kind, each in by_kind.items():
@@ -69,6 +69,7 @@ class Engine:
 
     def prepare(self, text: str) -> tuple[list[pb.Source], Decoding]:
         """Returns the sources of a text, and how it is decoded."""
+        text = text if self._has_attention else with_tags(text)
         return sources_of(text), self._decodings[kind_of(text)]
 
     def keeps_placeholders(self, text: str) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 from seq2seq_serve.client.attention import DATA, IMAGE
 from seq2seq_serve.client.files.documents import document_suffix
 from seq2seq_serve.client.files.formats import check_kind, format_of
+from seq2seq_serve.client.files.glossary import problem_of_terms
 from seq2seq_serve.client.files.lines import STANDARD, is_compressed
 from seq2seq_serve.client.files.plan import DOCUMENT, PARQUET, TEXT, JobError
 from seq2seq_serve.client.many import DEFAULT_GIVE_UP_SECONDS, DEFAULT_IN_FLIGHT
@@ -492,8 +493,8 @@ def add_terms_flags(parser: argparse.ArgumentParser) -> None:
         "--glossary",
         type=Path,
         metavar="FILE",
-        help="glossary: a term, a tab and its translation on each line, or TBX (.tbx); a target has the "
-        "translations of the terms in its source, as with --terms",
+        help="glossary: a term, a tab and its translation on each line, a table (.csv), or TBX (.tbx); "
+        "a target has the translations of the terms in its source, as with --terms",
     )
     parser.add_argument(
         "--no-keep-placeholders",
@@ -641,6 +642,8 @@ def _translation(options: argparse.Namespace) -> Translation:
 def generation(options: argparse.Namespace) -> GenerateOptions:
     """Returns the generation options of a command's flags; wrong usage ends the program."""
     generate_options = given_options(options)
+    if problem := problem_of_terms(generate_options):
+        options.parser.error(f"{_FLAGS['terms']}: {problem}")
     generate_options.attention = options.attention is not None
     for name in _ONLY_IN_JSON:
         if getattr(generate_options, name) and not options.json:

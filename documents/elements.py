@@ -10,7 +10,7 @@ import codecs
 import re
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from html.entities import html5
@@ -20,6 +20,7 @@ from xml.parsers import expat
 from seq2seq_serve.documents.markup import Flows, escaped_xml, unescaped
 from seq2seq_serve.documents.segments import Document, Part, wrong_file
 from seq2seq_serve.documents.spans import Here, Tag
+from seq2seq_serve.documents.tags import Element, Tags
 
 BEGIN, END, TEXT, OTHER = range(4)
 
@@ -186,6 +187,7 @@ class Names:
         properties: They belong to the element that begins before them.
         keeps_space: Whether elements of texts need an attribute to keep the white space at their ends.
         keeps_lines: Whether line breaks are shown: they end a text, and stay.
+        has_tags: Whether texts are strings of programs, which may have tags of HTML, escaped.
     """
 
     around: frozenset[str] = _NONE
@@ -201,6 +203,7 @@ class Names:
     properties: frozenset[str] = _NONE
     keeps_space: bool = False
     keeps_lines: bool = False
+    has_tags: bool = False
 
 
 def named(namespace: str, names: str) -> frozenset[str]:
@@ -214,7 +217,12 @@ class Content:
     Attributes:
         flows: Those of the document.
         source_language: The tag of the language of its texts; empty if it is not known.
+        decoded: Returns what the markup of a text says.
+        escape: Returns how a text is written.
     """
+
+    decoded = staticmethod(unescaped)
+    escape = staticmethod(escaped_xml)
 
     def __init__(self, flows: Flows, names: Names) -> None:
         self.source_language = ""
@@ -278,6 +286,17 @@ class Content:
         else:
             flows.end(event.markup)
 
+    def add_all(self, events: Sequence[Event]) -> None:
+        """Adds all events of a text."""
+        self.flows.tags = None
+        if self._names.has_tags and any("&" in event.markup for event in events):
+            elements = {BEGIN: Element.BEGIN, END: Element.END}
+            written = (event for event in events if event.kind != OTHER and not _is_cdata(event))
+            parts = [elements.get(event.kind, event.markup) for event in written]
+            self.flows.tags = Tags(parts, self.decoded, self.escape)
+        for event in events:
+            self.add(event, event.local)
+
     def _kept_by(self, event: Event, name: str) -> Callable[[str], object] | None:
         """Returns what keeps an element with all that it has inside; None if it does not stay."""
         if name in self._names.properties:
@@ -319,20 +338,27 @@ class Content:
 
     def add_text(self, event: Event) -> None:
         """Adds a text. One of markup within CDATA stays."""
-        if "<" in event.text and "<![CDATA[" in event.markup:
+        has_lines = self._names.keeps_lines or self._names.has_tags
+        if _is_cdata(event) and "<" in event.text:
             self.flows.end(event.markup)
-        elif self._names.keeps_lines and "<![CDATA[" not in event.markup:
-            self._add_lines(event.markup)
-        else:
+        elif _is_cdata(event) or not has_lines:
             self.flows.add_text(event.markup, event.text)
+        elif self.flows.tags is None:
+            self.add_lines(event.markup)
+        else:
+            self.flows.tags.add(self.flows, event.markup, self.add_lines)
 
-    def _add_lines(self, markup: str) -> None:
-        """Adds the lines of a text, each of which is a text of its own."""
-        for number, part in enumerate(_LINE_BREAK.split(markup)):
+    def add_lines(self, markup: str) -> None:
+        """Adds the lines of a text, each of which may be a text of its own."""
+        for number, part in enumerate(_LINE_BREAK.split(markup) if self._names.keeps_lines else [markup]):
             if number % 2:
                 self.flows.end(part)
             elif part:
-                self.flows.add_text(part, unescaped(part))
+                self.flows.add_text(part, self.said(part))
+
+    def said(self, markup: str) -> str:
+        """Returns what the markup of a text without tags says."""
+        return self.decoded(markup) if self.flows.tags is None else self.flows.tags.said(markup)
 
     def _hold(self, event: Event, name: str) -> None:
         """Adds the text of an element that has one."""
@@ -350,12 +376,16 @@ class Content:
             inside = "".join(one.markup for one in texts)
             if self._names.keeps_lines and _LINE_BREAK.search(inside) and "<" not in inside:
                 self.flows.end(begin.markup)
-                self._add_lines(inside)
+                self.add_lines(inside)
                 self.flows.end(last.markup)
             else:
                 self.flows.add_text(markup, text, (tag, last.markup))
         else:
             self.flows.add_markup(markup)
+
+
+def _is_cdata(event: Event) -> bool:
+    return "<![CDATA[" in event.markup
 
 
 class XmlTexts(Document):
@@ -379,7 +409,7 @@ class XmlTexts(Document):
     def __init__(self, content: bytes, path: Path, part: str = "") -> None:
         self._from = path, part
         self.encoding, self._content = decoded_xml(content, path, part)
-        self._flows = Flows(self.escape)
+        self._flows = Flows(self.escape, is_tight=self.names.has_tags)
         self.around: list[Event] = []
         self.before = ""
 
@@ -387,14 +417,21 @@ class XmlTexts(Document):
         inside = self.content_of(self._flows, self.names)
         inside.source_language = self.source_language
         depth = 0  # of elements in a text
+        string = list[Event]()
         for event in events(self._content, *self._from, self.root):
             if event.kind == BEGIN and self._flows.is_ready and not self.is_held:
                 yield self._flows.part(self.changed)
             if depth:
                 depth += (event.kind == BEGIN) - (event.kind == END)
+                if depth and self.names.has_tags:
+                    string.append(event)
+                    continue
                 if depth:
                     inside.add(event, self.name_of(event))
                     continue
+                if string:
+                    inside.add_all(string)
+                    string.clear()
             self._flows.end(self.outside(event))
             if event.kind == BEGIN:
                 if self.has_text(event):

@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from seq2seq_serve.documents.alignment import formatted
 from seq2seq_serve.documents.fixed import with_fixed
-from seq2seq_serve.documents.segments import Part, Segment, TextSpan, has_choice, has_words
+from seq2seq_serve.documents.segments import WITH_TAGS, Part, Segment, TextSpan, has_choice, has_words
 from seq2seq_serve.documents.spans import (
     NO_TAG,
     Here,
@@ -29,6 +30,9 @@ from seq2seq_serve.documents.spans import (
     place_spaces,
     with_spaces_outside,
 )
+
+if TYPE_CHECKING:
+    from seq2seq_serve.documents.tags import Tags
 
 MAX_COPIES = 4  # how often the markup of a text may be written around parts of its translation
 
@@ -69,6 +73,8 @@ class _Flow:
         is_ordered: Whether markup that belongs to no text stays in its order.
         closes: The ends of tags that began before the flow and end in it, and those that may change.
         translated: Replaces the texts.
+        tags: Those of the string of a program that it belongs to.
+        whole: Replaces all that is written.
     """
 
     begin: Tag
@@ -82,10 +88,14 @@ class _Flow:
     is_ordered: bool
     closes: Mapping[Tag, str | Tag]
     translated: Sequence[TextSpan] | None = None
+    tags: Tags | None = None
+    whole: str | None = None
 
     def translate(self, pieces: Sequence[TextSpan]) -> None:
-        """Replaces the texts, each of which has the formatting of its number."""
+        """Replaces the texts, each of which has the formatting of its number, or all."""
         self.translated = pieces
+        if self.tags is not None and pieces and pieces[0][1] == WITH_TAGS:
+            self.whole = self.tags.escape(pieces[0][0])
 
     def close(self, tag: Tag) -> str:
         """Returns the end of a tag."""
@@ -93,6 +103,8 @@ class _Flow:
 
     def markup(self) -> str:
         """Returns what is written, with a translation if there is one."""
+        if self.whole is not None:
+            return self.whole
         source = "".join(map(_written, self.tokens))
         if self.translated is None or self.translated is self.pieces:
             return source
@@ -379,6 +391,7 @@ class Flows:
 
     Attributes:
         segments: Those of the flows that ended after the last part.
+        tags: Those of the present string of a program, if it may have some as text.
         has_words: Whether the present flow has words.
     """
 
@@ -389,7 +402,9 @@ class Flows:
         is_tight: bool = False,
         is_ordered: bool = False,
     ) -> None:
-        self._how = escape, is_tight, is_ordered
+        self.tags: Tags | None = None
+        self._escape = escape
+        self._how = is_tight, is_ordered
         self.segments: list[Segment] = []
         self._parts: list[str | Here | Tag | _Flow] = []
         self._place = self._begin = NO_TAG
@@ -465,7 +480,7 @@ class Flows:
 
     def inner(self) -> Flows:
         """Returns what cuts markup inside of the present flow, with texts of its own."""
-        return Flows(*self._how[:1], is_tight=self._how[1], is_ordered=self._how[2])
+        return Flows(self._escape, is_tight=self._how[0], is_ordered=self._how[1])
 
     def add_inner(self, inner: Flows) -> None:
         """Adds the markup that was cut."""
@@ -517,11 +532,15 @@ class Flows:
         is_whole = not self._is_split and not self._num_source
         if self.has_words and is_whole and not has_choice("".join(text for text, _ in self._pieces)):
             tokens, pieces, kept = self._tokens, self._pieces, self._kept
-            flow = _Flow(
-                self._begin, self._place, tokens, pieces, kept, self._num_texts, *self._how, self._closes
-            )
+            how = (self._escape if self.tags is None else self.tags.escaped, *self._how)
+            flow = _Flow(self._begin, self._place, tokens, pieces, kept, self._num_texts, *how, self._closes)
+            flow.tags = self.tags
+            has_marks = any(isinstance(one, Here) and one.around is None and one.markup for one in tokens)
+            with_tags = ""
+            if self.tags is not None and not has_marks:
+                with_tags = self.tags.whole([_written(token) for token in tokens])
             self._parts.append(flow)
-            self.segments.append(Segment(pieces, flow.translate, kept))
+            self.segments.append(Segment(pieces, flow.translate, kept, with_tags))
             self._tokens, self._pieces, self._kept, self._closes = [], [], [], {}
         else:
             self._parts += self._tokens

@@ -70,7 +70,8 @@ def _terms(text: str) -> Any:
     if text.lstrip().startswith("["):
         return json.loads(text)
     if text.lstrip().startswith("{"):
-        return terms_of(json.loads(text))
+        pairs = json.loads(text, object_pairs_hook=list)  # a term may be there twice
+        return [{"source": source, "target": target} for source, target in pairs]
     pairs = [line.partition("=") for line in text.split("\n") if line.strip()]
     if not pairs or not all(sign for _, sign, _ in pairs):
         raise ValueError

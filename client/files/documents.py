@@ -121,6 +121,7 @@ class DocumentTranslation:
             if num_texts > self._num_texts:
                 break
             for segment in part.segments:
-                yield software_text(segment.text) if self._is_software else segment.text
+                text = segment.text
+                yield software_text(text, segment.with_tags) if self._is_software else text
         if num_texts != self._num_texts:
             raise JobError(f"{self._path} has changed since the run was planned: it has other texts")

@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 
 from seq2seq_serve.bundle.manifest import Choice, EarlyStopping, LengthBound, LengthPenalty
 from seq2seq_serve.bundle.names import CHOICES, SOURCE_LANGUAGE, TARGET_LANGUAGE
-from seq2seq_serve.protos.languages import LIKELY_SCRIPTS, MAX_TAG_LENGTH, subtags
+from seq2seq_serve.protos.languages import (
+    LIKELY_SCRIPTS,
+    MAX_TAG_LENGTH,
+    is_known,
+    is_other_language,
+    subtags,
+    tag_of,
+)
 from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     LENGTH_PENALTY_FORMULA_POWER,
@@ -412,13 +419,20 @@ def _chosen(options: GenerateOptions | ScoreRequest, model: ServedModel) -> dict
 
 
 def _check_only(name: str, given: str, model: ServedModel, field: str) -> None:
-    """Refuses names if the model does not have a choice; the language that splits sentences may be named."""
-    if name != SOURCE_LANGUAGE:
+    """Refuses names if the model does not have a choice; its own languages may be named.
+
+    If the languages of a model of texts are not known, any may be.
+    """
+    manifest = model.manifest
+    own = {SOURCE_LANGUAGE: manifest.source_language, TARGET_LANGUAGE: manifest.target_language}
+    if model.reads_sound:
+        own[SOURCE_LANGUAGE] = model.only_language
+    if name not in own or (name == TARGET_LANGUAGE and not (own[name] or model.reads_text)):
         raise InvalidRequest(f"{model.name} does not have a {name} to choose: leave it out", field=field)
-    if model.only_language and subtags(given)[0] != subtags(model.only_language)[0]:
+    if is_known(own[name]) and is_other_language(tag_of(given), own[name]):
         raise InvalidRequest(
-            f"{name} is {given[:100]!r}, and {model.name} has only {model.only_language}: leave it out, or "
-            "choose another model",
+            f"{name} is {given[:100]!r}, and {model.name} has only {own[name]}: leave it out, or choose "
+            "another model",
             field=field,
         )
 
@@ -542,7 +556,8 @@ def _source_language(options: GenerateOptions, model: ServedModel) -> str:
     if not options.source_language:
         return known_language(model.manifest.source_language) or DEFAULT_LANGUAGE
     language = known_language(options.source_language)
-    if language is None and SOURCE_LANGUAGE in model.manifest.choices:
+    own = model.manifest.source_language
+    if language is None and (SOURCE_LANGUAGE in model.manifest.choices or is_known(own)):
         return DEFAULT_LANGUAGE
     if language is None:
         raise InvalidRequest(

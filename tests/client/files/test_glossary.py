@@ -126,6 +126,7 @@ def test_each_concept_of_tbx_has_its_terms_and_the_best_translation(written):
         ("source\tQuelle", ("en", "de"), False),
         ("target\tsource", ("en", "de"), False),
         ("xx\tyy", ("", ""), False),
+        ("Source term\tTarget term", ("", ""), True),
     ],
 )
 def test_a_first_row_that_names_the_columns_is_not_a_term(written, row, languages, is_left_out):
@@ -139,10 +140,28 @@ def test_a_first_row_that_names_the_columns_is_not_a_term(written, row, language
 
 
 @pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.tsv", "Source\tTarget\tNote\nMaschine\tmachine\tx\nder, die\tthe\n"),
+        ("a.csv", 'Source,Target,Note\r\nMaschine,machine,"a, ""b""\nc"\r\n"der, die",the\r\n'),
+        ("a.csv", "# of us\n\nMaschine;machine\nder, die;the"),
+    ],
+)
+def test_columns_after_the_named_ones_are_left_out_and_tables_are_read(written, name, content):
+    assert read_glossary(written(content, name)) == [("Maschine", "machine"), ("der, die", "the")]
+
+
+@pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("a.tsv", "a\tb\nc\nd\te\tf\n\tg\nh\t\n", "lines 2, 3, 4, …: a term, a tab and its translation"),
         ("a.tsv", "a\tb\nc d", "line 2: a term, a tab and its translation"),
+        (
+            "a.csv",
+            "a,b\nc,d,e\n",
+            "line 2: two columns are expected, and nothing beside them, unless a first line",
+        ),
+        ("a.csv", "a,b\nc," + "d" * 200_000, "line 2: field larger than"),
         ("a.tsv", "a\tb\n\nA\tc\n", "lines 1 and 3: the term 'A' has two translations, 'b' and 'c'"),
         ("a.tsv", f"a\tb\nc\t{'x' * 257}", "line 2: a term has 257 characters, and may have 256"),
         (
