@@ -108,7 +108,6 @@ _GATHERED_SHARE, _GATHERED_CALLS = 8, 16
 SHORT_ENCODE_SECONDS = 3e-3
 # A turn may take so long with several steps, so that a newcomer or a stream does not wait for it.
 _SHORT_TURN_SECONDS, _MOST_STEPS = 1e-3, 4
-_IS_SIMPLE, _NUM_DRAFTABLE = attrgetter("is_simple"), attrgetter("num_draftable")  # of rows
 _TOKEN_IDS, _START_IDS = attrgetter("token_ids"), attrgetter("search.start_ids")
 
 
@@ -133,6 +132,8 @@ class Scheduler:
         slots: The rows, and the sequences in them.
         waiting: The requests without slots, in the order of their arrival.
         running: The requests that have slots, in the order of their admission.
+        streaming: Those of them that stream.
+        beginning: Those without a token.
     """
 
     def __init__(
@@ -150,6 +151,8 @@ class Scheduler:
         self.slots = Slots(num_slots, shares_memory=shares_memory)
         self.waiting: dict[Request, None] = {}
         self.running: dict[Request, Search] = {}
+        self.streaming: dict[Search, None] = {}
+        self.beginning: dict[Search, None] = {}
         self._start_ids = start_ids
         self._eos_ids = eos_ids
         self._has_decode = has_decode
@@ -169,6 +172,16 @@ class Scheduler:
         num_cached = sum(map(len, map(_TOKEN_IDS, rows))) + sum(map(len, map(_START_IDS, rows))) - len(rows)
         num_slots_in_use = self.slots.num_slots - self.slots.num_free
         return Load(len(self.waiting), len(self.running), num_slots_in_use, num_cached)
+
+    @property
+    def num_aligning(self) -> int:
+        """The number of complete requests that wait for their alignments, each with one row."""
+        return len(self._aligning)
+
+    @property
+    def num_with_tokens(self) -> int:
+        """The number of requests with a token that go on: each step brings each of them one."""
+        return len(self.running) - len(self._aligning) - len(self.beginning)
 
     def add(self, requests: Iterable[Request]) -> None:
         """Accept requests."""
@@ -198,6 +211,9 @@ class Scheduler:
             search.admitted_at = now
             search.num_slots = request.num_slots
             self.running[request] = search
+            self.beginning[search] = None
+            if request.stream:
+                self.streaming[search] = None
             self._count_draft(request, 1)
             self.slots.reserve(search.num_slots)
             admitted += search.rows
@@ -211,7 +227,8 @@ class Scheduler:
             # Short steps take less time than what is done around them. A row that ends in the middle has
             # some positions computed in vain.
             most = min(_MOST_STEPS, int(_SHORT_TURN_SECONDS / self._step_seconds))
-            num_steps = min(most, 1 + min(map(_NUM_DRAFTABLE, rows))) if all(map(_IS_SIMPLE, rows)) else 1
+            if all(row.num_simple or row.is_simple for row in rows):
+                num_steps = min(most, 1 + min(row.num_simple or row.num_draftable for row in rows))
         return StepPlan(moves, tuple(admitted), rows, alignments, drafts, num_steps)
 
     def _newcomers(self) -> list[Request]:
@@ -254,13 +271,16 @@ class Scheduler:
         for row, error in selected.failures.items():
             if row < len(plan.rows):  # a failed draft matters only if the row selects what was drafted
                 turn.failed[plan.rows[row].search] = error
+                plan.rows[row].num_simple = 0
         if plan.alignments:
             self._record_alignments(plan, result.attention, turn)
         for row, attended in selected.attention.items():
             plan.rows[row].attended.append(attended)
-        self._extend_rows(plan, selected, turn, now)
-        if selected.further:
-            self._extend_further(plan, selected, turn)
+        self._extend_rows(plan, selected.token_ids, selected, turn, now)
+        if plan.drafts:
+            self._extend_by_drafts(plan, selected, turn)
+        for token_ids in selected.further:
+            self._extend_rows(plan, token_ids, selected, turn, now, is_further=True)
         if turn.forking:
             self._fork(selected, turn)
         if turn.leavers:
@@ -286,54 +306,71 @@ class Scheduler:
         if self._drafter is not None:
             self._drafter.record(len(plan.rows) + len(plan.drafts), result.step_seconds)
 
-    def _extend_rows(self, plan: StepPlan, selected: Selected, turn: _Turn, now: float) -> None:
-        """Extend each row by its token, and by those of its drafts as long as they are what it selects."""
-        num_rows = len(plan.rows)
-        for row, (position, token_id) in enumerate(
-            zip(plan.rows + plan.drafts, selected.token_ids, strict=True)
-        ):
-            search = position.search
-            if search in turn.failed or not position.num_branches:
+    def _extend_rows(
+        self,
+        plan: StepPlan,
+        token_ids: list[int],
+        selected: Selected,
+        turn: _Turn,
+        now: float,
+        *,
+        is_further: bool = False,
+    ) -> None:
+        """Extend each row by its token: that of the first step of a call, or of a further one."""
+        eos_ids = self._eos_ids
+        for row, (sequence, token_id) in enumerate(zip(plan.rows, token_ids, strict=not plan.drafts)):
+            if sequence.num_simple and token_id not in eos_ids:
+                sequence.num_simple -= 1
+                sequence.token_ids.append(token_id)
+                sequence.next_token_id = token_id
+                if is_further:
+                    sequence.search.num_further_tokens += 1
                 continue
-            sequence = position
-            if row >= num_rows:
-                assert position.row is not None
-                sequence = plan.rows[position.row]
-                search.num_draft_tokens += 1
-                if position.token_ids != sequence.token_ids or sequence not in search.rows:
+            search = sequence.search
+            if search in turn.failed or not sequence.num_branches:
+                continue
+            if is_further:
+                if sequence not in search.rows:
                     continue
-                search.num_accepted_tokens += 1
                 search.num_further_tokens += 1
-                if row in selected.failures:
-                    turn.failed[search] = selected.failures[row]
-                    continue
-            if not (sequence.num_forced or sequence.detects):
-                search.first_token_at = search.first_token_at or now
-                search.last_token_at = now
+            if search in self.beginning and not (sequence.num_forced or sequence.detects):
+                search.first_token_at = now
+                del self.beginning[search]
             if sequence.num_branches > 1:
                 turn.forking[search] = None
-                continue
-            try:
-                if row in selected.branches:
-                    add_choice(sequence, selected.branches[row])
-                if extend(sequence, token_id, self._eos_ids):
-                    turn.leavers.append(sequence)
-            except Exception as error:
-                turn.failed[search] = error
+            else:
+                self._extend(row, sequence, token_id, selected, turn)
 
-    def _extend_further(self, plan: StepPlan, selected: Selected, turn: _Turn) -> None:
-        """Extend the rows by the tokens of the steps after the first one of a call."""
-        for token_ids in selected.further:
-            for sequence, token_id in zip(plan.rows, token_ids, strict=True):
-                search = sequence.search
-                try:
-                    if sequence not in search.rows or search in turn.failed:
-                        continue
-                    search.num_further_tokens += 1
-                    if extend(sequence, token_id, self._eos_ids):
-                        turn.leavers.append(sequence)
-                except Exception as error:
-                    turn.failed[search] = error
+    def _extend_by_drafts(self, plan: StepPlan, selected: Selected, turn: _Turn) -> None:
+        """Extend rows by the tokens of their drafts, as long as they are what the rows select."""
+        num_rows = len(plan.rows)
+        for row, (position, token_id) in enumerate(
+            zip(plan.drafts, selected.token_ids[num_rows:], strict=True), num_rows
+        ):
+            search = position.search
+            if search in turn.failed:
+                continue
+            assert position.row is not None
+            sequence = plan.rows[position.row]
+            search.num_draft_tokens += 1
+            if position.token_ids != sequence.token_ids or sequence not in search.rows:
+                continue
+            search.num_accepted_tokens += 1
+            search.num_further_tokens += 1
+            if row in selected.failures:
+                turn.failed[search] = selected.failures[row]
+                continue
+            self._extend(row, sequence, token_id, selected, turn)
+
+    def _extend(self, row: int, sequence: Sequence, token_id: int, selected: Selected, turn: _Turn) -> None:
+        """Extend a row by the token of one position of a step."""
+        try:
+            if row in selected.branches:
+                add_choice(sequence, selected.branches[row])
+            if extend(sequence, token_id, self._eos_ids):
+                turn.leavers.append(sequence)
+        except Exception as error:
+            turn.failed[sequence.search] = error
 
     def _fork(self, selected: Selected, turn: _Turn) -> None:
         """Extend the beams, and start the further samples of a source, which copy rows."""
@@ -468,6 +505,8 @@ class Scheduler:
             # A row that refers to its search must not be kept by it: only a collection would free the two.
             search.finish_reason, search.memory_owner = reason, None
             del self.running[search.request]
+            self.streaming.pop(search, None)
+            self.beginning.pop(search, None)
             self._count_draft(search.request, -1)
             self.slots.reserve(-search.num_slots)
         return [Finished(search, error) for search, _, error in ends]

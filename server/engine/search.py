@@ -158,7 +158,10 @@ def extend(sequence: Sequence, token_id: int, eos_ids: Collection[int]) -> bool:
             reason = FinishReason.LENGTH
         else:
             sequence.tail = tail
+            is_simple = request.is_plain and request.stops is None and not request.attention
+            sequence.num_simple = sequence.num_draftable if is_simple else 0
             return False
+    sequence.num_simple = 0
     search.rows.remove(sequence)
     search.ended[sequence.index] = _as_it_is(sequence, reason)
     return True
