@@ -202,16 +202,17 @@ class Core:
         if result is not None:
             self._encode_seconds = result.encode_seconds or self._encode_seconds
             now = self._clock()
-            beginning, before = tuple(self.scheduler.beginning), list[tuple[Search, bool, int, int]]()
+            scheduler, before = self.scheduler, list[tuple[Search, bool, int, int]]()
+            beginning = tuple(scheduler.beginning)
             if plan.drafts or result.selected.further:
                 before = [
                     (each, each.first_token_at > 0, each.num_further_tokens, len(each.rows))
-                    for each in self.scheduler.running.values()
+                    for each in scheduler.running.values()
                     if each.rows
                 ]
-            elif number := self.scheduler.num_with_tokens:
+            elif number := len(scheduler.running) - len(scheduler.aligning) - len(beginning):
                 gaps = {now - self._last_tokens_at: number}
-            finished += self.scheduler.record(plan, result, now)
+            finished += scheduler.record(plan, result, now)
             first = tuple(now - search.request.arrival for search in beginning if search.first_token_at)
             if before:
                 gaps = _gaps(before, now - self._last_tokens_at, result)
@@ -275,7 +276,7 @@ class Core:
         try:
             if self._draft_model is not None and plan.rows:
                 plan = self._draft_model.extend(plan)
-            moved_bytes = self._runner.move(plan.moves)
+            moved_bytes = self._runner.move(plan.moves) if plan.moves else 0
             attention = tuple(self._align(piece) for piece in plan.alignments)
             if plan.admitted:
                 started = self._clock()
@@ -298,7 +299,7 @@ class Core:
                 return plan, None, failed
             started = self._clock()
             # Other rows only keep their memory, or `prefill` has scored them.
-            num_rows = len(plan.rows) - self.scheduler.num_aligning
+            num_rows = len(plan.rows) - len(self.scheduler.aligning)
             if self._runner.has_decode:
                 num_rows -= sum(sequence.request.is_score for sequence in plan.admitted)
             positions = plan.rows + plan.drafts

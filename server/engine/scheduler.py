@@ -62,7 +62,7 @@ class Finished(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class _PendingAlignments:
+class PendingAlignments:
     """The alignments that a complete request waits for.
 
     Attributes:
@@ -133,7 +133,8 @@ class Scheduler:
         waiting: The requests without slots, in the order of their arrival.
         running: The requests that have slots, in the order of their admission.
         streaming: Those of them that stream.
-        beginning: Those without a token.
+        beginning: Those without a token. A step brings each of the others one, but for those in `aligning`.
+        aligning: Those that are complete, and wait for their alignments with one row each; the oldest first.
     """
 
     def __init__(
@@ -153,6 +154,7 @@ class Scheduler:
         self.running: dict[Request, Search] = {}
         self.streaming: dict[Search, None] = {}
         self.beginning: dict[Search, None] = {}
+        self.aligning: dict[Search, PendingAlignments] = {}
         self._start_ids = start_ids
         self._eos_ids = eos_ids
         self._has_decode = has_decode
@@ -163,7 +165,6 @@ class Scheduler:
         self._limits = limits or SchedulerLimits()
         self._drafter = drafter
         self._moves: tuple[Move, ...] = ()
-        self._aligning: dict[Search, _PendingAlignments] = {}  # the oldest first
 
     def load(self) -> Load:
         """Returns the numbers of its requests, slots and cache positions in use."""
@@ -172,16 +173,6 @@ class Scheduler:
         num_cached = sum(map(len, map(_TOKEN_IDS, rows))) + sum(map(len, map(_START_IDS, rows))) - len(rows)
         num_slots_in_use = self.slots.num_slots - self.slots.num_free
         return Load(len(self.waiting), len(self.running), num_slots_in_use, num_cached)
-
-    @property
-    def num_aligning(self) -> int:
-        """The number of complete requests that wait for their alignments, each with one row."""
-        return len(self._aligning)
-
-    @property
-    def num_with_tokens(self) -> int:
-        """The number of requests with a token that go on: each step brings each of them one."""
-        return len(self.running) - len(self._aligning) - len(self.beginning)
 
     def add(self, requests: Iterable[Request]) -> None:
         """Accept requests."""
@@ -205,7 +196,7 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan:
         """Admit the requests that fit, and plan the next step."""
         admitted: list[Sequence] = []
-        for request in self._newcomers():
+        for request in self._newcomers() if self.waiting else ():
             del self.waiting[request]
             search = start(request, self._start_ids, self._eos_ids, feeds_prefix=not self._has_decode)
             search.admitted_at = now
@@ -219,7 +210,7 @@ class Scheduler:
             admitted += search.rows
         self.slots.add(admitted)
         moves, self._moves = self._moves, ()
-        alignments = tuple(self._plan_alignments()) if self._aligning else ()
+        alignments = tuple(self._plan_alignments()) if self.aligning else ()
         drafts = () if self._drafter is None else self._drafter.draft(self.slots.rows)
         rows, num_steps = self.slots.rows, 1
         is_short = self._repeats_steps and 0.0 < self._step_seconds <= _SHORT_TURN_SECONDS / 2
@@ -277,8 +268,6 @@ class Scheduler:
         for row, attended in selected.attention.items():
             plan.rows[row].attended.append(attended)
         self._extend_rows(plan, selected.token_ids, selected, turn, now)
-        if plan.drafts:
-            self._extend_by_drafts(plan, selected, turn)
         for token_ids in selected.further:
             self._extend_rows(plan, token_ids, selected, turn, now, is_further=True)
         if turn.forking:
@@ -316,20 +305,35 @@ class Scheduler:
         *,
         is_further: bool = False,
     ) -> None:
-        """Extend each row by its token: that of the first step of a call, or of a further one."""
-        eos_ids = self._eos_ids
-        for row, (sequence, token_id) in enumerate(zip(plan.rows, token_ids, strict=not plan.drafts)):
-            if sequence.num_simple and token_id not in eos_ids:
-                sequence.num_simple -= 1
-                sequence.token_ids.append(token_id)
-                sequence.next_token_id = token_id
+        """Extend each row by its token, and by those of its drafts as long as they are what it selects.
+
+        The tokens are those of the first step of a call, or of a further one, which has no drafts.
+        """
+        num_rows, eos_ids = len(plan.rows), self._eos_ids
+        for row, (position, token_id) in enumerate(zip(plan.rows + plan.drafts, token_ids, strict=True)):
+            if position.num_simple and token_id not in eos_ids:
+                position.num_simple -= 1
+                position.token_ids.append(token_id)
+                position.next_token_id = token_id
                 if is_further:
-                    sequence.search.num_further_tokens += 1
+                    position.search.num_further_tokens += 1
                 continue
-            search = sequence.search
-            if search in turn.failed or not sequence.num_branches:
+            search = position.search
+            if search in turn.failed or not position.num_branches:
                 continue
-            if is_further:
+            sequence = position
+            if row >= num_rows:
+                assert position.row is not None
+                sequence = plan.rows[position.row]
+                search.num_draft_tokens += 1
+                if position.token_ids != sequence.token_ids or sequence not in search.rows:
+                    continue
+                search.num_accepted_tokens += 1
+                search.num_further_tokens += 1
+                if row in selected.failures:
+                    turn.failed[search] = selected.failures[row]
+                    continue
+            elif is_further:
                 if sequence not in search.rows:
                     continue
                 search.num_further_tokens += 1
@@ -338,39 +342,14 @@ class Scheduler:
                 del self.beginning[search]
             if sequence.num_branches > 1:
                 turn.forking[search] = None
-            else:
-                self._extend(row, sequence, token_id, selected, turn)
-
-    def _extend_by_drafts(self, plan: StepPlan, selected: Selected, turn: _Turn) -> None:
-        """Extend rows by the tokens of their drafts, as long as they are what the rows select."""
-        num_rows = len(plan.rows)
-        for row, (position, token_id) in enumerate(
-            zip(plan.drafts, selected.token_ids[num_rows:], strict=True), num_rows
-        ):
-            search = position.search
-            if search in turn.failed:
                 continue
-            assert position.row is not None
-            sequence = plan.rows[position.row]
-            search.num_draft_tokens += 1
-            if position.token_ids != sequence.token_ids or sequence not in search.rows:
-                continue
-            search.num_accepted_tokens += 1
-            search.num_further_tokens += 1
-            if row in selected.failures:
-                turn.failed[search] = selected.failures[row]
-                continue
-            self._extend(row, sequence, token_id, selected, turn)
-
-    def _extend(self, row: int, sequence: Sequence, token_id: int, selected: Selected, turn: _Turn) -> None:
-        """Extend a row by the token of one position of a step."""
-        try:
-            if row in selected.branches:
-                add_choice(sequence, selected.branches[row])
-            if extend(sequence, token_id, self._eos_ids):
-                turn.leavers.append(sequence)
-        except Exception as error:
-            turn.failed[sequence.search] = error
+            try:
+                if row in selected.branches:
+                    add_choice(sequence, selected.branches[row])
+                if extend(sequence, token_id, eos_ids):
+                    turn.leavers.append(sequence)
+            except Exception as error:
+                turn.failed[search] = error
 
     def _fork(self, selected: Selected, turn: _Turn) -> None:
         """Extend the beams, and start the further samples of a source, which copy rows."""
@@ -424,7 +403,7 @@ class Scheduler:
             fed[place] = (search.start_ids[-1], *hypothesis.token_ids)
             if hypothesis.finish_reason is not FinishReason.EOS:  # then the last token was not fed
                 fed[place] = fed[place][:-1]
-        self._aligning[search] = _PendingAlignments(row, fed)
+        self.aligning[search] = PendingAlignments(row, fed)
         row.token_ids, row.next_token_id = [], search.start_ids[-1]
         row.num_branches, row.is_plain = 0, True
         self.slots.reserve(1 - search.num_slots)
@@ -436,7 +415,7 @@ class Scheduler:
         Other requests do not change how a hypothesis is cut into pieces.
         """
         longest = num_left = self._limits.max_align_tokens
-        for pending in self._aligning.values():
+        for pending in self.aligning.values():
             for place, fed in pending.fed.items():
                 done = len(pending.row.token_ids)
                 while done < len(fed):
@@ -462,13 +441,13 @@ class Scheduler:
             if search in turn.failed:
                 continue
             search.ended[piece.place].attended.append(weights)
-            fed = self._aligning[search].fed
+            fed = self.aligning[search].fed
             num_before = piece.first_position - (len(search.start_ids) - 1)
             if num_before + len(piece.target_ids) == len(fed[piece.place]):
                 del fed[piece.place]
             if not fed:
                 turn.ends.append(_end_of(search))
-                turn.leavers.append(self._aligning.pop(search).row)
+                turn.leavers.append(self.aligning.pop(search).row)
 
     def fail(self, sequences: tuple[Sequence, ...]) -> list[Finished]:
         """End the requests of an encode or a step that raised an exception."""
@@ -485,7 +464,7 @@ class Scheduler:
         # Not the searches' own rows: an exception may have left these half changed.
         leavers = [sequence for sequence in self.slots.rows if sequence.search in ending] if ending else []
         for search, reason, _ in ends:
-            self._aligning.pop(search, None)
+            self.aligning.pop(search, None)
             abandon(search, reason)
         return self._leave(leavers, ends)
 

@@ -630,9 +630,10 @@ class OnnxRunner:
         Returns:
             The step's binding.
         """
-        if self.captures_steps:
+        is_captured, state_copy = self.captures_steps, self._state_copy
+        if is_captured:
             num_rows = self._buckets[bisect_left(self._buckets, num_rows)]
-        key = num_rows, self._state_copy, num_candidates, bool(len(places)), self._memory_capacity
+        key = num_rows, state_copy, num_candidates, bool(len(places)), self._memory_capacity
         bindings = self._bindings.pop(key, None) or self._bind_step(num_rows, num_candidates)
         self._bindings[key] = bindings
         if len(self._bindings) > 4 * self._columns.num_rows:
@@ -643,9 +644,9 @@ class OnnxRunner:
         sessions = [self._sessions[Verb.STEP]]
         if picks and self._select is not None:
             sessions.append(self._select)
-        graph_id = num_rows + self._state_copy * (1 + self.num_slots)
+        graph_id = num_rows + state_copy * (1 + self.num_slots)
         for session, binding in zip(sessions, bindings, strict=False):
-            if self.captures_steps:
+            if is_captured:
                 self.device.replay(session, binding, graph_id=graph_id)
             else:
                 session.run_with_iobinding(binding)
