@@ -152,13 +152,17 @@ def extend(sequence: Sequence, token_id: int, eos_ids: Collection[int]) -> bool:
         sequence.next_token_id = token_id
         sequence.is_plain = request.is_plain
         tail = sequence.tail if request.stops is None else request.stops.advance(sequence.tail, token_id)
+        num_left = request.max_new_tokens - sequence.num_generated
         if tail is None:
             reason = FinishReason.STOP
-        elif sequence.num_generated >= request.max_new_tokens:
+        elif num_left <= 0:
             reason = FinishReason.LENGTH
         else:
             sequence.tail = tail
+            is_simple = request.is_plain and request.stops is None and not request.attention
+            sequence.num_simple = num_left - 1 if is_simple else 0
             return False
+    sequence.num_simple = 0
     search.rows.remove(sequence)
     search.ended[sequence.index] = _as_it_is(sequence, reason)
     return True

@@ -433,6 +433,25 @@ def test_an_exception_for_one_request_fails_that_one_only(options, num_tokens, t
     assert broken.request_id in caplog.text
 
 
+@pytest.mark.parametrize("num_before", [0, 3])
+def test_a_row_without_numbers_ends_with_the_tokens_before_it(num_before):
+    class DamagedRunner(FakeRunner):
+        def step(self, rows, num_steps=1):
+            selected = super().step(rows, num_steps)
+            if len(rows[0].token_ids) != num_before or rows[0].request is not broken:
+                return selected
+            token_ids, error = [-1, *selected.token_ids[1:]], EngineFailed("not a number")
+            return replace(selected, token_ids=token_ids, failures={0: error})
+
+    driver = Driver(DamagedRunner(2))
+    broken, other = make_request((10, 4)), make_request((10, 5))
+    driver.submit(broken, other)
+    driver.finish()
+    assert isinstance(driver.results[broken].error, EngineFailed)
+    assert list(driver.results[broken].best.token_ids) == expected_tokens((10, 4), num_before)
+    assert list(driver.results[other].best.token_ids) == expected_tokens((10, 5), 8)
+
+
 def test_turns_that_nobody_waits_for_are_delivered_together():
     driver = Driver(FakeRunner(2), held_seconds=0.01)
     silent, streaming = make_request((10, 4)), make_request((10, 5), stream=True)
@@ -450,6 +469,10 @@ def test_turns_that_nobody_waits_for_are_delivered_together():
     assert sum(turn.num_rows for turn in driver.turns) == 16
     for request, source in ((silent, (10, 4)), (streaming, (10, 5))):
         assert list(driver.results[request].best.token_ids) == expected_tokens(source, 8)
+    num_deliveries = len(driver.delivered_at)
+    driver.submit(make_request((10, 6)))
+    driver.turn(3, seconds=0.003)
+    assert len(driver.delivered_at) == num_deliveries, "turns were hurried by an end that was delivered"
 
 
 @pytest.mark.parametrize(("num_rows", "delivered_at"), [(40, 0.002), (10, 0.001), (1, 0.001)])
@@ -767,6 +790,9 @@ def test_a_turn_computes_a_bounded_part_of_the_alignments_and_everybody_goes_on_
         driver.submit(later)
         driver.turn()
         assert driver.results[later].error is None
+        if turn == 0:  # what waits for its alignments has neither a step nor a token
+            assert driver.turns[-1].num_rows == 2
+            assert driver.turns[-1].inter_token_seconds == {1.0: 1}
         assert len(driver.told(victim)) == min(9 + turn, len(expected_tokens((20, 5), 30)))
     driver.finish()
     assert [size for _, size in pieces] == [4, 4] * 4
@@ -807,8 +833,12 @@ def test_the_time_in_the_queue_is_part_of_the_time_to_the_first_token():
 @pytest.mark.parametrize(("tick", "drafts"), [(0.0, False), (0.0, True), (1e-5, False)])
 def test_every_token_but_the_first_of_a_request_has_a_gap(tick, drafts):
     """Gaps were those of turns: a turn with four tokens counted one, four times as long."""
-    requests = [make_request((10, i), max_new_tokens=3 * i, arrival=0.0) for i in range(3, 8)]
-    targets = {each: [tuple(expected_tokens((10, i), 3 * i))] for i, each in enumerate(requests, start=3)}
+    sources = [(10 - i % 3, i) for i in range(3, 8)]  # some end in the middle of a turn
+    requests = [make_request(source, max_new_tokens=3 * source[1], arrival=0.0) for source in sources]
+    targets = {
+        each: [tuple(expected_tokens(source, 3 * source[1]))]
+        for each, source in zip(requests, sources, strict=True)
+    }
     drafter = KnowingDrafter(targets, vocab_size=97, seed=5) if drafts else None
     driver = Driver(FakeRunner(4), tick=tick, drafter=drafter)
     driver.submit(*requests)
