@@ -722,11 +722,16 @@ def _problem_of_input(options: argparse.Namespace) -> str:
             options.parser.error("--json and --num-hypotheses are for lines, not for documents")
         suffix = document_suffix(path)
         if output.suffix.lower() != suffix:
-            return f"{path} is a document: give --output a name in {suffix}, or standard input its lines"
+            return (
+                f"{path} is a document: give --output a name in {suffix}, such as translated{suffix}; "
+                "to translate its lines without its structure, send them through standard input"
+            )
         if path.exists() and not path.is_file():
             return f"{path} is not a file: a document is read from one"
     elif kind == PARQUET:
         return f"{path} is a table: {program('bulk')} translates it"
+    elif path.is_dir():
+        return f"{path}: Is a directory: give its files, such as --input {path}/* --to FOLDER"
     elif kind != TEXT and output == STANDARD:
         return f"{path} has records: give --output, or standard input its lines"
     return ""

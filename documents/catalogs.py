@@ -262,5 +262,8 @@ def _json_string(text: str) -> str:
 
 
 def _not_kind(path: Path, what: str, text: str, place: int) -> OSError:
-    line = len(LINE_BREAK.findall(text, 0, place)) + 1
-    return wrong_file(path, f"the file is not {what}: see line {line}")
+    breaks = [found.end() for found in LINE_BREAK.finditer(text, 0, place)]
+    column = place - (breaks[-1] if breaks else 0) + 1
+    shown = text[place : place + 1]
+    reason = f"{shown!r} is not expected there" if shown else "something is missing at its end"
+    return wrong_file(path, f"the file is not {what}: see line {len(breaks) + 1}, column {column}: {reason}")

@@ -22,7 +22,8 @@ from seq2seq_serve.documents.segments import (
 )
 from seq2seq_serve.documents.spans import NO_TAG, Here, Tag, between, close_gaps
 
-_TIMES = re.compile(r"^\s*(?:\d+:)?\d+:\d+[.,]\d+\s+-->\s")
+# Also with another arrow, or without spaces, as some programs read it
+_TIMES = re.compile(r"^\s*(?:\d+:)?\d+:\d+[.,:]\d+\s*(?:[-–—]+>|→)\s*\d")
 _SRT_TAG = re.compile(r"(</?[a-zA-Z][^<>]*>)")
 _VTT_TAG = re.compile(r"(</?[a-zA-Z][^<>]*>|<\d[\d:.]*>)")
 _TAG_NAME = re.compile(r"<([^\s.>]*)")

@@ -369,6 +369,16 @@ _ALL = (
 OPTIONS = {option.name: option for option in _ALL}
 
 
+def _of_another_type(values: Mapping[str, Any]) -> TypeError | None:
+    """Returns the error for the first value that its option does not take."""
+    for name, value in values.items():
+        try:
+            GenerateOptions(**{name: value})
+        except TypeError:
+            return TypeError(f"{name} is {value!r:.100}, and must be {OPTIONS[name].form.expected}")
+    return None
+
+
 def options_of(given: Options | None) -> GenerateOptions:
     """Returns the options of a program as a message. Texts are parsed like the values of the command's flags.
 
@@ -383,7 +393,10 @@ def options_of(given: Options | None) -> GenerateOptions:
     values = {name: value for name, value in given.items() if not isinstance(value, str)}
     if isinstance(values.get("terms"), Mapping):
         values["terms"] = terms_of(values["terms"])
-    options = GenerateOptions(**values)
+    try:
+        options = GenerateOptions(**values)
+    except TypeError as error:
+        raise _of_another_type(values) or error from error
     for name, value in given.items():
         if isinstance(value, str) or (value == 0 and OPTIONS[name].bounds is not None):
             try:

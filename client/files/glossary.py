@@ -175,7 +175,7 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     if path.suffix.lower() != _CSV:
         rows = ((number, line.split("\t")) for number, line in enumerate(text.split("\n"), start=1))
     else:
-        first = text.partition("\n")[0]
+        first = next((line for line in text.split("\n") if line.strip() and line[0] != _COMMENT), "")
         delimiter = max(",;\t", key=first.count)  # spreadsheets of some countries write semicolons
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
         rows = ((reader.line_num, row) for row in reader)

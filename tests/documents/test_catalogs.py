@@ -283,7 +283,13 @@ def test_apples_strings_keep_their_keys_and_comments(encoding):
     ("name", "content", "message"),
     [
         ("a.json", '{"a": "b",}', "the file is not JSON: see line 1"),
+        ("a.json", '["a"\n "b"]', "the file is not JSON: see line 2, column 2: '\"' is not expected there"),
         ("a.json", '["a"\n"b"]', "the file is not JSON: see line 2"),
+        (
+            "a.json",
+            '{"a": "b"\r\n',
+            "the file is not JSON: see line 2, column 1: something is missing at its end",
+        ),
         ("a.json", '["a"', "the file is not JSON: see line 1"),
         ("a.json", r'["\x"]', "the file is not JSON: see line 1"),
         ("a.strings", "\n{}", "the file is not strings (.strings): see line 2"),
