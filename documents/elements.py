@@ -338,6 +338,7 @@ class Content:
 
     def _add_fixed(self, markup: str) -> None:
         text = "".join(self._kept_texts)
+        text = text.strip() if self._names.texts else text  # between text elements, white space is not shown
         if text.strip():
             self.flows.add_fixed(markup, text)
         else:

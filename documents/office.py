@@ -33,6 +33,7 @@ from seq2seq_serve.protos.languages import is_other_language
 
 _DRAWING = "http://schemas.openxmlformats.org/drawingml/2006/main "
 _SHEET = "http://schemas.openxmlformats.org/spreadsheetml/2006/main "
+_FORMULA = named("http://schemas.openxmlformats.org/markup-compatibility/2006 ", "AlternateContent")
 _TEXT = "urn:oasis:names:tc:opendocument:xmlns:text:1.0 "
 _OFFICE = "urn:oasis:names:tc:opendocument:xmlns:office:1.0 "
 _TABLE = "urn:oasis:names:tc:opendocument:xmlns:table:1.0 "
@@ -110,7 +111,9 @@ class _Drawing(_Part):
     """A slide, or the texts of pictures and charts: each paragraph is a text."""
 
     begin = named(_DRAWING, "p")
-    names = _names_of_runs(_DRAWING, left_out="pPr br fld endParaRPr")
+    names = replace(
+        _names_of_runs(_DRAWING, left_out="pPr br endParaRPr"), fixed=named(_DRAWING, "fld") | _FORMULA
+    )
 
     def outside(self, event: Event) -> str | Tag:
         is_described = event.kind == BEGIN and event.local == "cNvPr" and description(event)

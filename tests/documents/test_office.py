@@ -243,6 +243,26 @@ def test_each_run_has_one_text_and_other_libraries_read_the_target(case):
     assert sheet["A2"].value.split() == target.split()
 
 
+FIELD = '<a:fld type="slidenum"><a:rPr/><a:t>3</a:t></a:fld>'
+FORMULA_OF_SLIDE = (
+    '<mc:AlternateContent xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"><mc:Choice>'
+    '<m:oMath xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"><m:t>x=1</m:t></m:oMath>'
+    "</mc:Choice><mc:Fallback><a:r><a:t> </a:t></a:r></mc:Fallback></mc:AlternateContent>"
+)
+
+
+@pytest.mark.parametrize(("element", "shown"), [(FIELD, "3"), (FORMULA_OF_SLIDE, "x=1")])
+def test_fields_and_formulas_stay_within_the_sentence_of_a_slide(element, shown):
+    first = "<a:r><a:t>Go </a:t></a:r>"
+    content = replaced(
+        _SLIDES, _SLIDE, first, f"<a:r><a:t>On </a:t></a:r>{element}<a:r><a:t> go </a:t></a:r>"
+    )
+    texts, written = translated("a.pptx", content, backwards)
+    assert f"On {shown} go to sleep" in texts
+    body = f'<a:p><a:r><a:rPr b="1"/><a:t>SLEEP TO</a:t></a:r><a:r><a:t> GO </a:t></a:r>{element}'
+    assert f"{body}<a:r><a:t> ON</a:t></a:r></a:p>" in parts(written)[_SLIDE].decode()
+
+
 def check_runs(markup: str, prefix: str) -> None:
     """Checks that each run has one text, and no text is outside of runs."""
     run = f"<{prefix}r>(.*?)</{prefix}r>"
