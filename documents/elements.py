@@ -7,6 +7,7 @@ where everything stands. Entities of a file's own are refused: a few lines of th
 from __future__ import annotations
 
 import codecs
+import html
 import re
 from abc import abstractmethod
 from collections import deque
@@ -18,7 +19,7 @@ from pathlib import Path
 from xml.parsers import expat
 
 from seq2seq_serve.documents.markup import Flows, escaped_xml, unescaped
-from seq2seq_serve.documents.segments import Document, Part, wrong_file
+from seq2seq_serve.documents.segments import Document, Part, Segment, TextSpan, has_words, wrong_file
 from seq2seq_serve.documents.spans import Here, Tag
 from seq2seq_serve.documents.tags import Element, Tags
 
@@ -31,6 +32,8 @@ _DECLARED = re.compile(rb"""<\?xml[^>]{1,100}?encoding\s*=\s*["']([\w.-]{1,40})[
 _TAG_NAME = re.compile(r"<[^\s/>]+")
 _LINE_BREAK = re.compile(r"((?:\r\n|[\r\n]|&#(?:10|13|[xX]0?[aAdD]);)\s*+)")
 _RANGE, _IDS = re.compile("-?(?:start|end)", re.IGNORECASE), ("id", "name", "change-id")  # of ranges
+_DESCRIPTION = re.compile(r"""\sdescr\s*=\s*("[^"]*"|'[^']*')""")
+_FILE = re.compile(r"\.(?:bmp|emf|gif|jpe?g|png|svg|tiff?|webp|wmf)\s*\Z", re.IGNORECASE)
 _CHARSETS = re.compile(r"utf-8|ascii|cp\d+|iso8859-\d+|koi8-[ru]|gb\w*|shift_jis|euc_\w+|big5")
 
 
@@ -182,6 +185,7 @@ class Names:
         begins: Those of them where a range of texts, such as a bookmark, begins.
         ends: Those where one ends.
         boxes: They stay where they are within a text, and have texts of their own inside, as notes have.
+        source: They belong to the words of the source, such as readings: a translation does not have them.
         left_out: They end a text, and stay with all that they have inside.
         texts: Only they have texts; without any, all elements have.
         properties: They belong to the element that begins before them.
@@ -198,6 +202,7 @@ class Names:
     begins: frozenset[str] = _NONE
     ends: frozenset[str] = _NONE
     boxes: frozenset[str] = _NONE
+    source: frozenset[str] = _NONE
     left_out: frozenset[str] = _NONE
     texts: frozenset[str] = _NONE
     properties: frozenset[str] = _NONE
@@ -209,6 +214,25 @@ class Names:
 def named(namespace: str, names: str) -> frozenset[str]:
     """Returns names, which white space separates, in a namespace that ends with a space."""
     return frozenset(namespace + name for name in names.split())
+
+
+def description(event: Event) -> re.Match[str] | None:
+    """Returns the attribute of an element that describes a picture in words; None if there is none."""
+    text = event.attributes.get("descr", "")
+    return _DESCRIPTION.search(event.markup) if has_words(text) and not _FILE.search(text) else None
+
+
+def described(event: Event, flows: Flows) -> Tag:
+    """Returns what is written for such an element, and adds its description to the texts."""
+    tag, found = Tag(event.markup, ""), description(event)
+
+    def write(pieces: Sequence[TextSpan]) -> None:
+        if found is not None:
+            before, after = event.markup[: found.start(1)], event.markup[found.end(1) :]
+            tag.open = f'{before}"{html.escape("".join(text for text, _ in pieces))}"{after}'
+
+    flows.segments.append(Segment([(event.attributes["descr"], 0)], write))
+    return tag
 
 
 class Content:
@@ -307,6 +331,8 @@ class Content:
         if name in self._names.beside:
             is_range = name in self._names.begins or name in self._names.ends
             return partial(self._add_range, event) if is_range else self.flows.add_markup
+        if name in self._names.source:
+            return self.flows.add_source
         return self.flows.end if name in self._names.left_out else None
 
     def _begin_box(self) -> None:
@@ -331,6 +357,7 @@ class Content:
 
     def _add_fixed(self, markup: str) -> None:
         text = "".join(self._kept_texts)
+        text = text.strip() if self._names.texts else text  # between text elements, white space is not shown
         if text.strip():
             self.flows.add_fixed(markup, text)
         else:

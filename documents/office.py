@@ -17,20 +17,29 @@ from typing import ClassVar
 from urllib.parse import unquote
 
 from seq2seq_serve.documents.archive import Archive
-from seq2seq_serve.documents.elements import BEGIN, Content, Event, Names, XmlTexts, named
+from seq2seq_serve.documents.elements import (
+    BEGIN,
+    Content,
+    Event,
+    Names,
+    XmlTexts,
+    described,
+    description,
+    named,
+)
 from seq2seq_serve.documents.segments import Document, Part, TextSpan, wrong_file
 from seq2seq_serve.documents.spans import Tag
 from seq2seq_serve.protos.languages import is_other_language
 
 _DRAWING = "http://schemas.openxmlformats.org/drawingml/2006/main "
 _SHEET = "http://schemas.openxmlformats.org/spreadsheetml/2006/main "
+_FORMULA = named("http://schemas.openxmlformats.org/markup-compatibility/2006 ", "AlternateContent")
 _TEXT = "urn:oasis:names:tc:opendocument:xmlns:text:1.0 "
 _OFFICE = "urn:oasis:names:tc:opendocument:xmlns:office:1.0 "
 _TABLE = "urn:oasis:names:tc:opendocument:xmlns:table:1.0 "
 _CELL, _DELETION = f"{_TABLE}table-cell", f"{_TEXT}deletion"
 _PRESENTATION = "urn:oasis:names:tc:opendocument:xmlns:presentation:1.0 "
-_SPACES, _READING = f"{_TEXT}s", f"{_TEXT}ruby-text"
-_RUBIES = named(_TEXT, "ruby ruby-base")
+_SPACES, _RUBIES = f"{_TEXT}s", named(_TEXT, "ruby ruby-base")
 _RANGES = ("bookmark", "reference-mark", "change", "toc-mark", "user-index-mark", "alphabetical-index-mark")
 _BEGINS, _ENDS = (frozenset(f"{_TEXT}{kind}-{end}" for kind in _RANGES) for end in ("start", "end"))
 _FIELDS = named(
@@ -49,6 +58,7 @@ _DRAWN = named(
     "regular-polygon",
 )
 _STRING_VALUE = re.compile(r"""(?<!\s)\s++[\w.-]++:string-value\s*+=\s*+(?:"[^"]*"|'[^']*')""")
+_NO_TITLES = ("PowerPoint Presentation", "Word Document")  # which programs give
 _XHTML = "http://www.w3.org/1999/xhtml "
 _LANGUAGE = "http://www.w3.org/XML/1998/namespace lang"
 _WORKSHEET = "worksheet"
@@ -85,11 +95,30 @@ class _Part(XmlTexts):
         return markup
 
 
+class Titles(_Part):
+    """The title of a file, or the table of contents of a book."""
+
+    begin = frozenset(["http://www.daisy.org/z3986/2005/ncx/ text", "http://purl.org/dc/elements/1.1/ title"])
+    languages = (re.compile(r"(<(?:\w+:)?language(?:\s[^<>]*)?>)[^<]*"),)
+
+    def parts(self) -> Iterator[Part]:
+        for part in super().parts():
+            part.segments = [segment for segment in part.segments if segment.text not in _NO_TITLES]
+            yield part
+
+
 class _Drawing(_Part):
     """A slide, or the texts of pictures and charts: each paragraph is a text."""
 
     begin = named(_DRAWING, "p")
-    names = _names_of_runs(_DRAWING, left_out="pPr br fld endParaRPr")
+    names = replace(
+        _names_of_runs(_DRAWING, left_out="pPr br endParaRPr"), fixed=named(_DRAWING, "fld") | _FORMULA
+    )
+
+    def outside(self, event: Event) -> str | Tag:
+        is_described = event.kind == BEGIN and event.local == "cNvPr" and description(event)
+        return described(event, self._flows) if is_described else event.markup
+
     languages = (re.compile(r"""(<(?:\w+:)?(?:rPr|defRPr|endParaRPr)\b[^<>]*?\slang=["'])[^"']*"""),)
 
 
@@ -112,7 +141,8 @@ class _OfficeFile(Archive):
 
     def _names_of_texts(self) -> Iterable[str]:
         found = self._kinds_of_parts().items()
-        self._classes = {name: self.kinds[kind] for name, kind in found if kind in self.kinds}
+        kinds: dict[str, type[_Part]] = {**self.kinds, "core-properties": Titles}
+        self._classes = {name: kinds[kind] for name, kind in found if kind in kinds}
         return self._classes
 
     def _part(self, name: str, content: bytes) -> Document:
@@ -132,7 +162,13 @@ class _Strings(_Part):
     """The strings of a table's cells, and comments on them."""
 
     begin = named(_SHEET, "si is text")
-    names = replace(_names_of_runs(_SHEET, left_out="rPh phoneticPr"), keeps_space=True, keeps_lines=True)
+    names = replace(
+        _names_of_runs(_SHEET, left_out=""),
+        beside=named(_SHEET, "phoneticPr"),
+        source=named(_SHEET, "rPh"),
+        keeps_space=True,
+        keeps_lines=True,
+    )
 
 
 class Spreadsheet(_OfficeFile):
@@ -189,8 +225,6 @@ class _OpenContent(Content):
             super().add(event, name)
 
     def _kept_by(self, event: Event, name: str) -> Callable[[str], object] | None:
-        if name == _READING:
-            return self.flows.add_source
         if name == _SPACES:
             is_one = event.attributes.get(f"{_TEXT}c", "1") == "1"
             return partial(self.flows.add_text, text=" " if is_one else "  ")  # each for their element only
@@ -215,6 +249,7 @@ class _OpenText(_Part):
         begins=_BEGINS,
         ends=_ENDS,
         boxes=named(_TEXT, "note") | named(_OFFICE, "annotation") | _DRAWN,
+        source=named(_TEXT, "ruby-text"),
         left_out=named("http://purl.org/dc/elements/1.1/ ", "creator date") | named(_TEXT, "note-citation"),
     )
 
@@ -270,10 +305,11 @@ class OpenDocument(Archive):
         is_there = manifest in self._sizes
         if is_there and any(event.local == "encryption-data" for event in self._elements(manifest)):
             raise wrong_file(self._path, "the file is encrypted: save it without a password")
-        return ("content.xml", "styles.xml")
+        return ("content.xml", "styles.xml", "meta.xml")
 
     def _part(self, name: str, content: bytes) -> Document:
-        return _OpenText(content, self._path, name)
+        kind: type[_Part] = Titles if name == "meta.xml" else _OpenText
+        return kind(content, self._path, name)
 
 
 _SVG, _MATH = "http://www.w3.org/2000/svg svg", "http://www.w3.org/1998/Math/MathML math"
@@ -320,20 +356,13 @@ class BookPage(_Part):
     )
 
 
-class _Contents(_Part):
-    """The table of contents of a book, and its title."""
-
-    begin = frozenset(["http://www.daisy.org/z3986/2005/ncx/ text", "http://purl.org/dc/elements/1.1/ title"])
-    languages = (re.compile(r"(<(?:\w+:)?language(?:\s[^<>]*)?>)[^<]*"),)
-
-
 class Book(Archive):
     """EPUB: the pages of a book as HTML is translated, its table of contents, and its title."""
 
     kind, needed = "a book", "META-INF/container.xml"
     _kinds: ClassVar[dict[str, type[_Part]]] = {
         "application/xhtml+xml": BookPage,
-        "application/x-dtbncx+xml": _Contents,
+        "application/x-dtbncx+xml": Titles,
     }
 
     def _names_of_texts(self) -> Iterable[str]:
@@ -341,7 +370,7 @@ class Book(Archive):
         for event in self._elements(self.needed):
             package = event.attributes.get("full-path", "") if event.local == "rootfile" else ""
             if package and package not in self._classes:
-                self._classes[package] = _Contents
+                self._classes[package] = Titles
                 for item in self._elements(package):
                     if kind := self._kinds.get(item.attributes.get("media-type", "")):
                         name = unquote(item.attributes.get("href", ""))

@@ -9,13 +9,24 @@ from dataclasses import dataclass
 from functools import partial
 
 from seq2seq_serve.documents.archive import Archive
-from seq2seq_serve.documents.elements import BEGIN, END, Content, Event, Names, XmlTexts, named
+from seq2seq_serve.documents.elements import (
+    BEGIN,
+    END,
+    Content,
+    Event,
+    Names,
+    XmlTexts,
+    described,
+    description,
+    named,
+)
 from seq2seq_serve.documents.markup import Flows
+from seq2seq_serve.documents.office import Titles
 from seq2seq_serve.documents.segments import LETTER, Document
 
 _W = "http://schemas.openxmlformats.org/wordprocessingml/2006/main "
 _WORD_PARTS = re.compile(r"word/((document|header|footer)\d*|comments|footnotes|endnotes)\.xml")
-_STYLES = "word/styles.xml"
+_STYLES, _TITLE = "word/styles.xml", "docProps/core.xml"
 _LANGUAGE = re.compile(r"<w:lang\b[^>]*>")
 # The attribute of texts in scripts other than those of Europe
 _SCRIPT_ATTRIBUTES = dict.fromkeys(("ja", "ko", "zh"), "w:eastAsia") | dict.fromkeys(
@@ -29,10 +40,10 @@ class WordDocument(Archive):
     kind, needed = "a Word document", "word/document.xml"
 
     def _names_of_texts(self) -> Iterable[str]:
-        return filter(_WORD_PARTS.fullmatch, self._sizes)
+        return [*filter(_WORD_PARTS.fullmatch, self._sizes), _TITLE]
 
     def _part(self, name: str, content: bytes) -> Document:
-        return _WordPart(content, self._path, name)
+        return (Titles if name == _TITLE else _WordPart)(content, self._path, name)
 
     def changed_member(self, name: str) -> bytes | None:
         if name != _STYLES or not self.target_language:
@@ -50,6 +61,7 @@ _CONTROL, _CONTROLLED, _RUBY, _RUBY_BASE = (
 _HYPHENS = {f"{_W}noBreakHyphen": "-", f"{_W}softHyphen": ""}
 _KIND = f"{_W}fldCharType"
 _FORMULAS, _FORMULA_TEXT = named(_M, "oMath oMathPara"), f"{_M}t"
+_PICTURE = "http://schemas.openxmlformats.org/drawingml/2006/wordprocessingDrawing docPr"
 _BLOCKS = named(_W, "p tbl")
 _DELETED = named(_W, "del moveFrom")
 _DRAWN = named(_W, "drawing pict object") | named(
@@ -122,7 +134,7 @@ class _Paragraphs(Content):
         events, event, end = paragraph.events, paragraph.events[place], paragraph.ends[place]
         name, flows, has_paragraphs = event.name, self.flows, paragraph.has_paragraphs(place, end)
         if name in _DRAWN or (name == _RUN and paragraph.has_only(place, _DRAWN)):
-            if not has_paragraphs:
+            if not has_paragraphs and not paragraph.is_described(place, end):
                 flows.add_picture(_markup(events[place:end]))
                 return end
             if self._outer is None:
@@ -130,6 +142,9 @@ class _Paragraphs(Content):
                 self.flows.end(event.markup)
                 inside.append((end - 1, end, self._end_box))
                 return place + 1
+        elif name == _PICTURE and description(event):
+            flows.end(described(event, flows))
+            return place + 1
         elif name in _DELETED:
             flows.add_markup(_markup(events[place:end]))
             return end
@@ -207,7 +222,7 @@ class _Paragraph:
         self.ends = [len(events)] * len(events)
         self._around = [-1] * len(events)  # the number of the event that begins the element around each
         # Before each event
-        self._num_paragraphs, self._num_letters = [0], [0]
+        self._num_paragraphs, self._num_letters, self._num_described = [0], [0], [0]
         opened: list[int] = []
         for place, event in enumerate(events):
             if event.kind == END and opened:
@@ -217,6 +232,8 @@ class _Paragraph:
                 opened.append(place)
             is_paragraph = event.kind == BEGIN and event.name == _PARAGRAPH
             self._num_paragraphs.append(self._num_paragraphs[-1] + is_paragraph)
+            is_described = event.name == _PICTURE and event.kind == BEGIN and description(event) is not None
+            self._num_described.append(self._num_described[-1] + is_described)
             self._num_letters.append(self._num_letters[-1] + bool(LETTER.search(event.text)))
 
     def has_paragraphs(self, begin: int, end: int) -> bool:
@@ -226,6 +243,10 @@ class _Paragraph:
     def has_letters(self, begin: int, end: int) -> bool:
         """Whether there are letters among some events."""
         return self._num_letters[begin] < self._num_letters[end]
+
+    def is_described(self, begin: int, end: int) -> bool:
+        """Whether there is a description of a picture among some events."""
+        return self._num_described[begin] < self._num_described[end]
 
     def children(self, place: int) -> Iterator[int]:
         """Yields the numbers of the events that begin the elements in the element that begins at a place."""

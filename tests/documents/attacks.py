@@ -14,6 +14,7 @@ _PO = 'msgid ""\nmsgstr ""\n"Plural-Forms: nplurals={};\\n"\n\n'
 _MESSAGE = 'msgid ""\n{}msgstr ""\n'
 _PLURAL = 'msgid "%d file"\nmsgid_plural "%d files"\nmsgstr[0] ""\n'
 _NAMESPACE = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+_PICTURES = "http://schemas.openxmlformats.org/drawingml/2006/wordprocessingDrawing"
 _FIELD = '<w:r><w:fldChar w:fldCharType="{}"/></w:r>'
 _FIELD_END, _RUN = _FIELD.format("end"), "<w:r><w:t>x </w:t></w:r>"
 _EVENT = "[Events]\nDialogue: 0,0:00:01.00,0:00:02.00,Default,,0,0,0,,"
@@ -226,6 +227,12 @@ ATTACKS = {
         f"{_RUN}<w:r><w:pict><w:txbxContent><w:p>{_RUN}</w:p></w:txbxContent></w:pict></w:r>",
         "<w:p>",
         "</w:p>",
+    ),
+    "pictures with descriptions in pictures": _word(
+        f"<w:r><w:drawing><p:docPr xmlns:p='{_PICTURES}' descr='x'/>",
+        f"<w:p>{_RUN}",
+        "</w:p>",
+        "</w:drawing></w:r>",
     ),
     "runs in elements without a text": _word(
         "<w:hyperlink><w:commentReference/>", f"<w:p>{_RUN}", "</w:p>", "</w:hyperlink>"

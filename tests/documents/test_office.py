@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path
 
 import ebooklib
+import odf.dc
 import odf.opendocument
 import odf.table
 import odf.text
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 from openpyxl.cell.rich_text import CellRichText, TextBlock
 from openpyxl.cell.text import InlineFont
 from openpyxl.chart import BarChart, Reference
+from PIL import Image
 from pptx.chart.data import CategoryChartData
 from pptx.enum.chart import XL_CHART_TYPE
 
@@ -241,6 +243,26 @@ def test_each_run_has_one_text_and_other_libraries_read_the_target(case):
     assert sheet["A2"].value.split() == target.split()
 
 
+FIELD = '<a:fld type="slidenum"><a:rPr/><a:t>3</a:t></a:fld>'
+FORMULA_OF_SLIDE = (
+    '<mc:AlternateContent xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"><mc:Choice>'
+    '<m:oMath xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"><m:t>x=1</m:t></m:oMath>'
+    "</mc:Choice><mc:Fallback><a:r><a:t> </a:t></a:r></mc:Fallback></mc:AlternateContent>"
+)
+
+
+@pytest.mark.parametrize(("element", "shown"), [(FIELD, "3"), (FORMULA_OF_SLIDE, "x=1")])
+def test_fields_and_formulas_stay_within_the_sentence_of_a_slide(element, shown):
+    first = "<a:r><a:t>Go </a:t></a:r>"
+    content = replaced(
+        _SLIDES, _SLIDE, first, f"<a:r><a:t>On </a:t></a:r>{element}<a:r><a:t> go </a:t></a:r>"
+    )
+    texts, written = translated("a.pptx", content, backwards)
+    assert f"On {shown} go to sleep" in texts
+    body = f'<a:p><a:r><a:rPr b="1"/><a:t>SLEEP TO</a:t></a:r><a:r><a:t> GO </a:t></a:r>{element}'
+    assert f"{body}<a:r><a:t> ON</a:t></a:r></a:p>" in parts(written)[_SLIDE].decode()
+
+
 def check_runs(markup: str, prefix: str) -> None:
     """Checks that each run has one text, and no text is outside of runs."""
     run = f"<{prefix}r>(.*?)</{prefix}r>"
@@ -263,6 +285,49 @@ def test_a_sheet_may_have_the_strings_of_its_cells():
             archive.writestr(name, sheet if name == "xl/worksheets/sheet1.xml" else part)
     _, written = translated("a.xlsx", stream.getvalue(), capitals)
     assert openpyxl.load_workbook(io.BytesIO(written)).active["A1"].value == "WORD"
+
+
+def test_a_reading_stays_with_the_words_of_the_source():
+    string = '<si><t>one two</t><rPh sb="0" eb="1"><t>a reading</t></rPh><phoneticPr fontId="1"/></si>'
+    content = archive_of(
+        {
+            "[Content_Types].xml": '<T><Override PartName="/s" ContentType="a.sharedStrings+xml"/></T>',
+            "xl/workbook.xml": "<w/>",
+            "s": f'<sst xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main">{string}</sst>',
+        }
+    )
+    assert string in parts(FILES[".xlsx"](content, Path("a.xlsx")).content())["s"].decode()
+    texts, written = translated("a.xlsx", content, backwards)
+    assert texts == ["one two"]
+    assert "<si><t" in parts(written)["s"].decode()
+    assert re.sub(' xml:space="preserve"', "", parts(written)["s"].decode()).endswith(
+        '<si><t>TWO ONE</t><phoneticPr fontId="1"/></si></sst>'
+    )
+
+
+@pytest.mark.parametrize(("title", "is_text"), [("My trip", True), ("PowerPoint Presentation", False)])
+def test_the_title_of_a_file_and_descriptions_of_pictures_are_texts(title, is_text):
+    presentation, picture = pptx.Presentation(), io.BytesIO()
+    Image.new("RGB", (2, 2)).save(picture, "png")
+    presentation.core_properties.title = title
+    slide = presentation.slides.add_slide(presentation.slide_layouts[6])
+    for description in ("a <cat>", "cat.png"):
+        shape = slide.shapes.add_picture(picture, 0, 0)
+        shape._element.nvPicPr.cNvPr.set("descr", description)
+    texts, written = translated("a.pptx", saved(presentation.save), capitals)
+    assert sorted(texts) == ["My trip"] * is_text + ["a <cat>"]
+    read = pptx.Presentation(io.BytesIO(written))
+    assert read.core_properties.title == (title.upper() if is_text else title)
+    shapes = read.slides[0].shapes
+    assert [each._element.nvPicPr.cNvPr.get("descr") for each in shapes] == ["A <CAT>", "cat.png"]
+
+
+def test_the_title_of_open_document_is_a_text():
+    document = odf.opendocument.OpenDocumentText()
+    document.meta.addElement(odf.dc.Title(text="My trip"))
+    texts, written = translated("a.odt", saved(document.write), backwards)
+    assert texts == ["My trip"]
+    assert "TRIP MY" in str(odf.opendocument.load(io.BytesIO(written)).meta)
 
 
 def test_books_keep_pages_styles_and_code():

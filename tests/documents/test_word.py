@@ -484,6 +484,24 @@ def test_a_file_with_fields_and_pictures_can_be_read_by_others():
     assert len(read.element.findall(f".//{{{WORD}}}fldSimple")) == 1
 
 
+def test_the_title_of_a_file_and_descriptions_of_pictures_are_texts():
+    document, stream, picture = docx.Document(), io.BytesIO(), io.BytesIO()
+    document.core_properties.title = "My trip"
+    paragraph = document.add_paragraph("one ")
+    Image.new("RGB", (2, 2)).save(picture, "png")
+    for description in ("a 'cat' & dog", "cat.png"):
+        paragraph.add_run().add_picture(picture)._inline.docPr.set("descr", description)
+    paragraph.add_run("two")
+    document.save(stream)
+    texts, written = translated("a.docx", stream.getvalue(), backwards)
+    assert sorted(texts) == ["My trip", "a 'cat' & dog", "one two"]
+    read = docx.Document(io.BytesIO(written))
+    assert read.core_properties.title == "TRIP MY"
+    assert read.paragraphs[0].text == "TWO ONE"
+    descriptions = [shape._inline.docPr.get("descr") for shape in read.inline_shapes]
+    assert descriptions == ["DOG & 'CAT' A", "cat.png"]
+
+
 @pytest.mark.parametrize(
     ("language", "expected"),
     [
