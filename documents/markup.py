@@ -64,7 +64,7 @@ class _Flow:
     Attributes:
         begin: The tag around the place where it begins.
         end: That around its end.
-        tokens: What is written: texts, tags that begin, the ends of tags.
+        tokens: What is written: texts, tags that begin, the ends of tags, and markup of the source only.
         pieces: Its texts.
         kept: See `Segment`.
         end_number: The number of texts before its end in the document.
@@ -164,6 +164,8 @@ class _Writer:
         self._after: dict[int, list[Here]] = {}  # what belongs to no text, by the event that comes before it
         self._waiting: dict[Tag, list[Here]] = {}  # the same, by the tag around it
         self._is_after_word = self._is_after_fixed = False  # the latter without a space of its own
+        # The present run if it has a text, how many parts were written then, what begins a longer text in it
+        self._last: tuple[Tag | None, int, tuple[str, ...]] = None, 0, ()
         longest = dict[Tag, float]()
         opened = dict[Tag, tuple[int, int]]()
         num_letters = 0
@@ -198,6 +200,7 @@ class _Writer:
                     hidden.add(tag)
                 else:
                     self._written.append(tag.open)
+                    self._last = None, 0, ()
                 place = tag
             elif kind == _CLOSE:
                 if tag in hidden:
@@ -208,20 +211,40 @@ class _Writer:
             elif here is not None:
                 self._write_text(text, here)
             self._write_marks(number, place)
-        return "".join([*self._written, *(mark.markup for marks in self._waiting.values() for mark in marks)])
+        for mark in [mark for marks in self._waiting.values() for mark in marks]:
+            self._move(self._flow.end, mark.place)
+            self._written.append(_written(mark))
+            self._move(mark.place, self._flow.end)
+        return "".join(self._written)
 
     def _write_text(self, text: str, here: Here) -> None:
         if self._is_after_fixed and (text[0].isalnum() or (here.is_fixed and self._flow.is_tight)):
             if here.place.is_run:
                 text = f" {text}"
             else:
-                self._written.append(" ")
+                self._written += [self._plain[0], " ", self._plain[1]]
         self._is_after_fixed, self._is_after_word = False, not text[-1].isspace()
-        if here.is_fixed or text == here.text:
+        around, escaped = here.around or ("", ""), self._flow.escape(text)
+        if not here.markup and not here.place.is_run:
+            around = self._plain
+        run, num_written, begun = self._last
+        if here.is_fixed:
             self._written.append(here.markup)
+            return
+        is_joined = run is here.place and num_written == len(self._written)
+        if run is here.place and not is_joined:  # a run has at most one text element
+            self._written += [self._flow.close(here.place), here.place.open]
+        if is_joined:
+            self._written[-1:] = [*begun[:-1], escaped, begun[-1]]
+            begun = begun[-1:]
+        elif text == here.text:
+            self._written.append(here.markup)
+            begun = around[0], escaped, around[1]
         else:
-            before, after = here.around or ("", "")
-            self._written += [before, self._flow.escape(text), after]
+            self._written += [around[0], escaped, around[1]]
+            begun = around[1:]
+        if here.place.is_run:
+            self._last = here.place, len(self._written), begun
 
     def _plan(self, marks: Sequence[Here]) -> None:
         """Finds the event after which each mark can be written, and the tag around it that is written."""
@@ -243,6 +266,8 @@ class _Writer:
                 break
             at_end[tag.around or NO_TAG] = number
         around, place, begin = dict[Tag, Tag](), 0, -1
+        # For each tag the outermost one without a text that it is in, whose marks stay together
+        outermost, places = dict[Tag, Tag | None](), dict[Tag, int]()
         for mark in marks:
             while place < len(numbers) and numbers[place] < mark.number:
                 place += 1
@@ -251,10 +276,14 @@ class _Writer:
                 passed.append(inner)
                 inner = around.get(inner) or inner.around or NO_TAG
             around |= dict.fromkeys(passed, inner)
+            empty = next((tag for tag in reversed(passed) if not tag.has_text), None)
+            empty = outermost.get(empty, empty) if empty else None
+            outermost |= dict.fromkeys(passed, empty)
             before = numbers[place - 1] if place else -1
             is_inside = before >= inner.first and place
             event = last[before] if is_inside else self._begins.get(inner, -1)
-            is_last = mark.number >= min(inner.end, self._flow.end_number)
+            end = self._flow.end_number if inner.is_run else min(inner.end, self._flow.end_number)
+            is_last = mark.number >= end  # a run may also have the texts of later ones
             if is_last and mark.begins is not False:
                 event = self._ends.get(inner, at_end.get(inner, len(self._events))) - 1
             elif mark.begins and place < len(numbers):
@@ -266,6 +295,8 @@ class _Writer:
                 event = max(event, begin)
             if mark.begins or self._flow.is_ordered:
                 begin = max(begin, event)  # the end of the range is not before it
+            if empty is not None:
+                event = places.setdefault(empty, event)
             self._after.setdefault(event, []).append(mark)
         self._around = around
 
@@ -287,6 +318,7 @@ class _Writer:
             self._written.append(self._flow.close(place))
             self._write_waiting(place.around)
             self._written.append(place.open)
+            self._last = None, 0, ()
         self._write_waiting(place)
 
     def _write_waiting(self, place: Tag) -> None:
@@ -295,31 +327,55 @@ class _Writer:
             return
         at = place
         for mark in self._waiting.pop(place):
+            is_spaced = mark.is_fixed and (mark.around is not None or self._is_between_spaces(mark))
+            if is_spaced and self._is_after_word:
+                at = self._move(at, mark.place.around or NO_TAG if mark.place.is_run else mark.place)
+                self._written += [self._plain[0], " ", self._plain[1]]
             at = self._move(at, mark.place)
             if mark.is_fixed:
-                self._written.append(self._space if self._is_after_word else "")
-                self._is_after_word = self._is_after_fixed = True
-            self._written.append(mark.markup)
+                self._is_after_word, self._is_after_fixed = True, is_spaced
+            self._written.append(_written(mark))
         self._move(at, place)
 
+    def _is_between_spaces(self, mark: Here) -> bool:
+        """Whether white space is on both sides of markup in the source."""
+        texts = self._flow.pieces
+        place = mark.number - self._flow.end_number + len(texts)
+        return 0 < place < len(texts) and texts[place - 1][0][-1:].isspace() and texts[place][0][:1].isspace()
+
     @cached_property
-    def _space(self) -> str:
-        """A space beside a text, where there are runs in one of its own."""
+    def _plain(self) -> tuple[str, str]:
+        """What is written around a text beside others, where there are runs in one of its own."""
         texts = (token for token in self._flow.tokens if isinstance(token, Here) and token.place.is_run)
         for run, around in ((here.place, here.around) for here in texts):
             if around is not None and any(around):
-                return f"{run.open}{around[0]} {around[1]}{self._flow.close(run)}"
-        return " "
+                return run.open + around[0], around[1] + self._flow.close(run)
+        return "", ""
 
     def _move(self, one: Tag, other: Tag) -> Tag:
         """Writes the tags between two places, without those that had texts, and have none now."""
         closing, opening = between(one, other)
         self._written += [self._flow.close(tag) for tag in closing if tag.is_run or not tag.has_text]
         self._written += [tag.open for tag in opening if tag.is_run or not tag.has_text]
+        if opening:
+            self._last = None, 0, ()
         return other
 
 
+@dataclass(slots=True, eq=False)
+class _Box(Here):
+    """Markup with texts of its own, such as a note.
+
+    Attributes:
+        written: Returns what is written with these texts as they are then.
+    """
+
+    written: Callable[[], str] = str
+
+
 def _written(part: str | Here | Tag | _Flow) -> str:
+    if isinstance(part, _Box):
+        return part.written()
     if isinstance(part, _Flow | Here):
         return part.markup() if isinstance(part, _Flow) else part.markup
     return part.open if isinstance(part, Tag) else part
@@ -360,6 +416,8 @@ class Flows:
         self._pieces: list[TextSpan] = []
         self._kept: list[range] = []
         self._closes: dict[Tag, str | Tag] = {}
+        self._num_source = 0  # elements around the place that are written with the source only
+        self._is_split = False  # whether the present flow begins within one
         self.has_words = False
 
     @property
@@ -389,20 +447,48 @@ class Flows:
         if self._names and not text.isspace():
             self._place.has_text = True
 
+    def add_picture(self, markup: str) -> None:
+        """Adds markup without a text that has white space on both sides if it has in the source."""
+        self._tokens.append(Here(markup, self._place, is_fixed=True, number=self._num_texts))
+
     def add_fixed(self, markup: str, text: str) -> Here:
         """Adds markup with a text that belongs to a sentence, but is not translated, such as code."""
         here = Here(markup, self._place, ("", ""), text, is_fixed=True, number=self._num_texts)
         self._add(here)
         return here
 
-    def add_markup(self, markup: str, *, begins: bool | None = None) -> None:
+    def add_markup(self, markup: str, *, begins: bool | None = None) -> Here:
         """Adds markup that neither ends a text nor formats one, such as a comment.
 
         Args:
             markup: The markup.
             begins: Whether a range of texts, such as a bookmark, begins or ends there.
         """
-        self._tokens.append(Here(markup, self._place, number=self._num_texts, begins=begins))
+        here = Here(markup, self._place, number=self._num_texts, begins=begins)
+        self._tokens.append(here)
+        return here
+
+    def add_source(self, markup: str, change: int = 0) -> None:
+        """Adds markup that is written with the source only.
+
+        Args:
+            markup: The markup.
+            change: The number of elements that begin in it, less that of those that end.
+        """
+        self._tokens.append(markup)
+        self._num_source += change
+
+    def inner(self) -> Flows:
+        """Returns what cuts markup inside of the present flow, with texts of its own."""
+        return Flows(self._escape, is_tight=self._how[0], is_ordered=self._how[1])
+
+    def add_inner(self, inner: Flows) -> None:
+        """Adds the markup that was cut."""
+        inner.end()
+        part = inner.part()
+        self.segments += part.segments
+        place, number = self._place, self._num_texts
+        self._tokens.append(_Box("", place, is_fixed=True, number=number, written=part.written))
 
     def open(self, markup: str, name: str, *, is_single: bool = False, is_run: bool = False) -> Tag:
         """Adds a tag that formats the texts inside; one that is single is never written twice."""
@@ -443,7 +529,8 @@ class Flows:
 
     def end(self, markup: str | Tag = "") -> None:
         """Ends a flow: what follows belongs to other texts."""
-        if self.has_words and not has_choice("".join(text for text, _ in self._pieces)):
+        is_whole = not self._is_split and not self._num_source
+        if self.has_words and is_whole and not has_choice("".join(text for text, _ in self._pieces)):
             tokens, pieces, kept = self._tokens, self._pieces, self._kept
             how = (self._escape if self.tags is None else self.tags.escaped, *self._how)
             flow = _Flow(self._begin, self._place, tokens, pieces, kept, self._num_texts, *how, self._closes)
@@ -462,6 +549,7 @@ class Flows:
             self._kept.clear()
             self._closes.clear()
         self.has_words, self._num_before = False, self._num_texts
+        self._is_split = self._num_source > 0
         self._begin = self._place
         self._parts.append(markup)
 

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import IO, ClassVar
 
@@ -73,6 +74,11 @@ def has_words(text: str) -> bool:
 def has_choice(text: str) -> bool:
     """Whether a text is code with texts inside, or has what cannot be sent, and stays as it is."""
     return _NOT_TEXT.search(text) is not None
+
+
+def suffix_of(path: Path) -> str:
+    """Returns the suffix of a file's name in small letters, also of a compressed file."""
+    return Path(path.name.lower().removesuffix(COMPRESSED)).suffix
 
 
 class WrongFile(OSError):
@@ -190,21 +196,31 @@ class Segment:
         if target == self.text:
             self.write(self.pieces)
             return
-        whole = "".join(text for text, _ in self.pieces)
-        before, after = whole[: len(whole) - len(whole.lstrip())], whole[len(whole.rstrip()) :]
         if self.with_tags and _tags_of(target) == _tags_of(self.with_tags):
-            self.write([(before + target + after, WITH_TAGS)])
+            whole = "".join(text for text, _ in self.pieces)
+            end = len(whole.rstrip())
+            spaced = f"{whole[: len(whole) - len(whole.lstrip())]}{target}{whole[end:]}"
+            self.write([(spaced, WITH_TAGS)])
             return
-        if not self.is_formatted:
-            self.write([(before + target + after, longest(self.pieces))])
+        pieces = [(target, longest(self.pieces))]
+        if self.is_formatted:
+            alignments = [part.hypotheses[0].word_alignment for part in answer.sentences or [answer]]
+            pieces = formatted(self.pieces, target, self.kept, alignments)
+        before = _space(self.pieces)
+        after = [(text[::-1], number) for text, number in reversed(self.pieces)]
+        after = [(text[::-1], number) for text, number in reversed([*_space(after)])]
+        groups = groupby([*before, *pieces, *after], key=lambda piece: piece[1])
+        self.write([("".join(text for text, _ in group), number) for number, group in groups])
+
+
+def _space(pieces: Iterable[TextSpan]) -> Iterator[TextSpan]:
+    """Yields the white space before the first word of a text."""
+    for text, number in pieces:
+        words = text.lstrip()
+        if space := text[: len(text) - len(words)]:
+            yield space, number
+        if words:
             return
-        alignments = [part.hypotheses[0].word_alignment for part in answer.sentences or [answer]]
-        pieces = formatted(self.pieces, target, self.kept, alignments)
-        if before:
-            pieces.insert(0, (before, self.pieces[0][1]))
-        if after:
-            pieces.append((after, self.pieces[-1][1]))
-        self.write(pieces)
 
 
 @dataclass(slots=True)

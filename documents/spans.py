@@ -200,8 +200,8 @@ def _moved(here: Here, places: tuple[Tag, Tag], neighbour: Here, *, is_space: bo
 
 
 def in_run(here: Here, runs: dict[tuple[Tag | None, frozenset[str]], Tag]) -> Here:
-    """Returns a text or markup in the first run with its formatting; `runs` has them by that."""
-    if not here.place.is_run or not here.markup:
+    """Returns a text, or markup beside one, in the first run with its formatting; `runs` has them by that."""
+    if not here.place.is_run or ((here.around is None or here.is_fixed) and not here.place.has_text):
         return here
     key = here.place.around, frozenset(_properties(here.place))
     run = runs.get(key, here.place) if here.around is None else runs.setdefault(key, here.place)

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from seq2seq_serve.bundle.characters import is_blank
+from seq2seq_serve.bundle.words import MAX_TERM_LENGTH, phrase, words
 from seq2seq_serve.client.files.elements import TextElements
 from seq2seq_serve.client.files.lines import read_text
 from seq2seq_serve.client.files.pairs import LanguagePair, Model, Side, languages_of
@@ -18,7 +20,6 @@ from seq2seq_serve.protos.options import OPTIONS, terms_of
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
 
 MAX_TERMS = OPTIONS["terms"].max_items or 0
-_MAX_LENGTH = 256  # characters of a term
 _MAX_NAMED = 3  # wrong lines
 _COMMENT = "#"
 _CSV = ".csv"
@@ -103,7 +104,7 @@ class _Terms:
 
     Attributes:
         path: The file.
-        found: The terms, by what makes two of them one.
+        found: The terms, by what makes two of them one for a server.
         has_columns: Whether the first line names the columns.
     """
 
@@ -117,7 +118,7 @@ class _Terms:
 
     def put(self, term: _Term) -> None:
         """Adds a term, of any length; raises WrongFile if it has another translation already."""
-        known = self.found.setdefault(_key(term.source), term)
+        known = self.found.setdefault(phrase(words(term.source)).casefold(), term)
         if known.target != term.target:
             problem = f"the term {term.source!r} has two translations, {known.target!r} and {term.target!r}"
             lines = f"lines {known.line} and {term.line}: " if term.line else ""
@@ -130,17 +131,12 @@ class _Terms:
             WrongFile: It is too long, has another translation already, or is one too many.
         """
         for text in (source, target):
-            if len(text) > _MAX_LENGTH:
-                problem = f"line {line}: a term has {len(text)} characters, and may have {_MAX_LENGTH}"
+            if len(text) > MAX_TERM_LENGTH:
+                problem = f"line {line}: a term has {len(text)} characters, and may have {MAX_TERM_LENGTH}"
                 raise wrong_file(self.path, problem)
         self.put(_Term(source, target, line))
         if len(self.found) > MAX_TERMS:
             raise wrong_file(self.path, f"line {line}: the file has more than {MAX_TERMS} terms: remove some")
-
-
-def _key(source: str) -> str:
-    """Returns what makes two terms one for a server."""
-    return source.casefold()
 
 
 def _read(path: Path, source_language: str, target_language: str) -> _Terms:
@@ -161,7 +157,7 @@ def _read_lines(path: Path, terms: _Terms, languages: tuple[str, str]) -> None:
         was_first, is_first = is_first, False
         if was_first and others and _names_columns((source, others[0]), languages):
             terms.has_columns = True
-        elif source and len(others) == 1 and others[0]:
+        elif len(others) == 1 and not is_blank(source) and not is_blank(others[0]):
             terms.add(source, others[0], number)
         else:
             wrong.append(number)
@@ -223,7 +219,7 @@ class _Tbx(TextElements):
         self._target, self._target_rank = "", (False, 0)
         self._side, self._is_exact = Side.NEITHER, False  # of the present language
         self._term, self._line, self._status = "", 0, ""
-        self._is_status = False  # whether the present text is the status of a term
+        self._is_term = self._is_status = False  # whether the present text is a term, or the status of one
 
     def read(self) -> None:
         super().read()
@@ -238,12 +234,13 @@ class _Tbx(TextElements):
             self._is_exact = self._side is Side.TARGET and self._languages.is_exact(tag)
         elif name in ("termSec", "tig", "ntig"):
             self._term = self._status = ""
+        self._is_term = name == "term"
         self._is_status = name == "termNote" and attributes.get("type") == "administrativeStatus"
 
     def take(self, text: str) -> None:
         if self._is_status:
             self._status = text
-        elif not self._term:
+        elif self._is_term and not self._term and not is_blank(text):
             self._term, self._line = " ".join(text.split()), self.line
 
     def end(self, name: str) -> None:

@@ -51,6 +51,7 @@ SPLITTING = (LONG_SOURCE_SPLIT, LONG_SOURCE_SPLIT_ALWAYS)
 
 _MARK = re.compile(rf">>([^<>]{{1,{MAX_TAG_LENGTH}}})<<")
 _MAX_STOP_LENGTH = 256
+_MEMORY_PER_BYTE = 16  # of options without terms, if most of them are token ids, which become objects
 _MAX_NEAR = 10  # names that an error lists as near
 _MAX_ITEMS = {name: option.max_items for name, option in OPTIONS.items() if option.max_items is not None}
 _FORMULAS: dict[LengthPenalty, LengthPenaltyFormula] = {
@@ -174,7 +175,7 @@ class Decoding:
     Attributes:
         model: The model that the message names.
         request: The engine's request, without what depends on a source.
-        options: Those of the message, with the model's defaults.
+        options: Those of the message, with the model's defaults and without terms, which the glossary has.
         frame: The tokens before and after those of a source text.
         marks: The languages that a text may name at its beginning, as `>>fra<<`; None if the message names
             one, or the model reads none there.
@@ -184,6 +185,7 @@ class Decoding:
         speech: Where speech begins and ends in a sound; None for all of the sound.
         num_prompt: The number of the prompt's tokens; the model may have room for the last ones only.
         glossary: The terms and placeholders that targets must have; None for none.
+        num_bytes: The memory that it takes, as far as it grows with the options.
     """
 
     model: ServedModel
@@ -197,6 +199,7 @@ class Decoding:
     speech: SpeechRules | None = None
     num_prompt: int = 0
     glossary: Glossary | None = None
+    num_bytes: int = 0
 
 
 def read_options(
@@ -206,6 +209,7 @@ def read_options(
     *,
     stream: bool,
     checkpoint: YieldPoint = lambda: None,
+    glossary: Glossary | None = None,
 ) -> Decoding:
     """Reads and checks the options of a message.
 
@@ -215,6 +219,8 @@ def read_options(
         caller: Its sender.
         stream: Whether the caller gets pieces.
         checkpoint: Is called before some of its terms; an error that it raises ends the work.
+        glossary: That of options that differ from these in neither terms, placeholders nor the number of
+            hypotheses, if it has been read.
 
     Raises:
         InvalidRequest: An option does not fit; the error names the field and what it must be.
@@ -273,6 +279,11 @@ def read_options(
         num_alternatives=options.num_alternatives,
         adapter=model.adapter,
     )
+    if options.terms or options.keep_placeholders:
+        glossary = glossary or Glossary(options, model, checkpoint)
+        del options.terms[:]
+        its, options = options, GenerateOptions()
+        options.CopyFrom(its)  # the memory of a field is freed with that of its message
     return Decoding(
         model=model,
         request=request,
@@ -284,7 +295,8 @@ def read_options(
         windows=window_rules(options) if is_sequential or is_split else None,
         speech=speech_rules(options) if options.voice_activity else None,
         num_prompt=len(prompt),
-        glossary=Glossary(options, model, checkpoint) if options.terms or options.keep_placeholders else None,
+        glossary=glossary,
+        num_bytes=_MEMORY_PER_BYTE * options.ByteSize() + (glossary.num_bytes if glossary is not None else 0),
     )
 
 

@@ -47,6 +47,36 @@ def written(tmp_path):
     return write
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("e-mail", "E - Mail"), ("software", "soft\u00adware"), ("caf\u00e9", "cafe\u0301"), ("a.", "a .")],
+)
+def test_terms_of_the_same_words_are_one_as_for_the_server(written, one, other):
+    """The server refused every text with both, and named no line."""
+    assert read_glossary(written(f"{one}\tX\n{other}\tX\n")) == [(one, "X")]
+    with pytest.raises(WrongFile, match=r"lines 1 and 2: the term .* has two translations, 'X' and 'Y'"):
+        read_glossary(written(f"{one}\tX\n{other}\tY\n"))
+    assert len(read_glossary(written("email\tX\ne mail\tY\n"))) == 2
+
+
+def test_a_term_of_invisible_characters_is_none(written):
+    for line in ("\u200b\tX", "X\t\u00ad"):
+        with pytest.raises(WrongFile, match="line 1: a term, a tab and its translation"):
+            read_glossary(written(line))
+    content = version_3(("\u200b", "nothing"), ("Maschine", "machine"))
+    languages = {"source_language": "de", "target_language": "en"}
+    assert read_glossary(written(content, "a.tbx"), **languages) == [("Maschine", "machine")]
+
+
+def test_a_note_of_tbx_is_no_term(written):
+    """That before a term, or of an empty one, was taken for it."""
+    note = '<termNote type="partOfSpeech">noun</termNote>'
+    content = version_3(("Maschine", "machine"), ("", "nothing"))
+    content = content.replace("<termSec>", f"<termSec>{note}").replace("</term>", f"</term>{note}")
+    languages = {"source_language": "de", "target_language": "en"}
+    assert read_glossary(written(content, "a.tbx"), **languages) == [("Maschine", "machine")]
+
+
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 @pytest.mark.parametrize("line_break", ["\n", "\r\n"])
 def test_each_line_has_a_term_and_its_translation(written, mark, line_break):
