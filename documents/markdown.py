@@ -17,7 +17,7 @@ from string import punctuation
 from typing import Any
 
 from seq2seq_serve.documents.markup import Flows, escaped_xml, unescaped
-from seq2seq_serve.documents.page import FIXED, FORMATTING, INLINE
+from seq2seq_serve.documents.page import FIXED, FORMATTING, INLINE, READINGS, RUBY
 from seq2seq_serve.documents.segments import (
     LINE_BREAK,
     Document,
@@ -72,7 +72,7 @@ class _Part:
 
     Attributes:
         kind: The rule of the parser that found it, or "code" and "markup" for what stays, or "tag" and
-            "end_tag" for HTML around a text.
+            "end_tag" for HTML around a text, or "source" for HTML that belongs to characters of the source.
         begin: Where it begins in the text.
         end: Where it ends.
         label_end: Where the text of a link or picture ends.
@@ -225,7 +225,7 @@ def _skip(pattern: re.Pattern[str], state: Any) -> bool:
 def _with_html(parts: Sequence[_Part], text: str) -> list[_Part]:
     """Returns the parts with tags of HTML around texts: pairs within one link and one style."""
     result, opened = [*parts], list[tuple[tuple[str, int], int]]()
-    num_opened, link, depth = Counter[tuple[str, int]](), -1, 0
+    num_opened, link, depth, reading = Counter[tuple[str, int]](), -1, 0, -1
     depths = list[int]()  # of styles of Markdown
     for number, part in enumerate(parts):
         depths.append(depth)
@@ -233,7 +233,15 @@ def _with_html(parts: Sequence[_Part], text: str) -> list[_Part]:
         if part.kind in ("emphasis", "strikethrough") and part.token:
             depth += part.token.nesting
         tag = _HTML.match(text, part.begin) if part.kind == "markup" else None
-        if tag is None or (name := tag[2].lower()) not in INLINE or text[part.end - 2] == "/":
+        name = tag[2].lower() if tag else ""
+        if name in READINGS or name in RUBY or name == "wbr":
+            result[number] = replace(part, kind="source")
+            if reading >= 0 and name != "wbr":
+                result[reading] = replace(result[reading], end=part.begin)
+                reading = -1
+            if tag and not tag[1] and name in READINGS:
+                reading = number
+        if tag is None or name not in INLINE or text[part.end - 2] == "/":
             continue
         key = name, link
         if not tag[1]:
@@ -421,6 +429,8 @@ class _Adder:
             self._add_text(part.label_end)
             spaces = _SPACES.match(self._text, end)
             flows.end(self._titled(part, spaces.end() if spaces else end))
+        elif part.kind == "source":
+            flows.add_of_source(self._marked(end))
         elif part.kind == "code":
             shown = _TAG.sub("", self._text[part.begin : end]).strip("`<>[] ")
             flows.add_fixed(self._marked(end), shown)

@@ -116,7 +116,7 @@ class _Flow:
             return None
         fixed = {here for _, here in parts if here.is_fixed}
         marks = [here for here in heres if here.around is None or (here.is_fixed and here not in fixed)]
-        return _Writer(self, events).written(marks)
+        return _Writer(self, events).written([mark for mark in marks if not mark.is_source])
 
     def _events(self, parts: Sequence[Placed], max_length: int | None) -> list[_Event] | None:
         events, place, num_tagged = list[_Event](), self.begin, 0
@@ -345,6 +345,7 @@ class Flows:
         self._pieces: list[TextSpan] = []
         self._kept: list[range] = []
         self._closes: dict[Tag, str | Tag] = {}
+        self._goes_on: Tag | None = None  # the place of the text before markup of the source
         self.has_words = False
 
     @property
@@ -369,7 +370,10 @@ class Flows:
 
     def add_text(self, markup: str, text: str, around: tuple[str, str] = ("", "")) -> None:
         """Adds a text, and what is written around its translations."""
-        self._add(Here(markup, self._place, around, text, number=self._num_texts))
+        here = Here(markup, self._place, around, text, number=self._num_texts)
+        last = self._tokens[-1] if self._tokens else None
+        is_source = isinstance(last, Here) and last.is_source
+        self._add(here, goes_on=is_source and self._goes_on is here.place)
         self.has_words = self.has_words or has_words(text)
         if self._names and not text.isspace():
             self._place.has_text = True
@@ -388,6 +392,19 @@ class Flows:
             begins: Whether a range of texts, such as a bookmark, begins or ends there.
         """
         self._tokens.append(Here(markup, self._place, number=self._num_texts, begins=begins))
+
+    def add_of_source(self, markup: str) -> None:
+        """Adds markup that belongs to characters of the source, such as their reading.
+
+        A translation is written without it. The text goes on after it with the same formatting.
+        """
+        last = self._tokens[-1] if self._tokens else None
+        self._tokens.append(Here(markup, self._place, number=self._num_texts, is_source=True))
+        if isinstance(last, Here) and not last.is_source:
+            is_text = last.around is not None and not last.is_fixed
+            self._goes_on = last.place if is_text else None
+        elif not isinstance(last, Here):
+            self._goes_on = None
 
     def open(self, markup: str, name: str, *, is_single: bool = False, is_run: bool = False) -> Tag:
         """Adds a tag that formats the texts inside; one that is single is never written twice."""
@@ -446,8 +463,9 @@ class Flows:
         self._begin = self._place
         self._parts.append(markup)
 
-    def _add(self, here: Here) -> None:
-        self._pieces.append((here.text, len(self._pieces)))
+    def _add(self, here: Here, *, goes_on: bool = False) -> None:
+        number = self._pieces[-1][1] if goes_on else len(self._pieces)
+        self._pieces.append((here.text, number))
         self._tokens.append(here)
         self._num_texts += 1
 

@@ -17,7 +17,9 @@ from typing import ClassVar
 from urllib.parse import unquote
 
 from seq2seq_serve.documents.archive import Archive
-from seq2seq_serve.documents.elements import BEGIN, Content, Event, Names, XmlTexts, named
+from seq2seq_serve.documents.elements import BEGIN, END, OTHER, TEXT, Content, Event, Names, XmlTexts, named
+from seq2seq_serve.documents.markup import Flows
+from seq2seq_serve.documents.page import READINGS, RUBY
 from seq2seq_serve.documents.segments import Document, Part, TextSpan, wrong_file
 from seq2seq_serve.documents.spans import Tag
 from seq2seq_serve.protos.languages import is_other_language
@@ -233,15 +235,37 @@ class OpenDocument(Archive):
 
 _SVG, _MATH = "http://www.w3.org/2000/svg svg", "http://www.w3.org/1998/Math/MathML math"
 _PICTURES = frozenset([f"{_XHTML}img", _SVG, _MATH])
+_RUBY = f"{_XHTML}ruby"
+_READINGS, _OF_SOURCE = (frozenset(_XHTML + name for name in names) for names in (READINGS, RUBY | {"wbr"}))
 
 
 class _PageContent(Content):
     """Pictures and formulas stay within a sentence after a word and a space, as in HTML, and end others.
 
-    Elements in another language than that of the texts stay, too.
+    Elements in another language than that of the texts stay, too. Readings belong to the source, as in HTML.
     """
 
+    def __init__(self, flows: Flows, names: Names) -> None:
+        super().__init__(flows, names)
+        self._is_ruby = False  # whether the place is in an element of ruby
+        self._num_readings = 0  # around the place, within an element that stays
+
+    def add(self, event: Event, name: str) -> None:
+        if self._depth and event.kind != OTHER:
+            change = (name in _READINGS) * ((event.kind == BEGIN) - (event.kind == END))
+            self._num_readings = max(self._num_readings + change, 0)
+            event.text = "" if self._num_readings else event.text
+        is_space = event.kind == TEXT and self._is_ruby and event.text.isspace()
+        if self._depth or not (name in _OF_SOURCE or is_space) or self._kept_by(event, name):
+            super().add(event, name)
+            return
+        self.flows.add_of_source(event.markup)
+        if name == _RUBY:
+            self._is_ruby = event.kind == BEGIN
+
     def _kept_by(self, event: Event, name: str) -> Callable[[str], None] | None:
+        if name in _READINGS:
+            return self.flows.add_of_source
         tag = event.attributes.get("lang") or event.attributes.get(_LANGUAGE, "")
         if is_other_language(tag, self.source_language):
             return self._add_fixed if name in self._names.around else self.flows.end
@@ -268,7 +292,7 @@ class BookPage(_Part):
         ),
         single=named(_XHTML, "a abbr acronym data label q time"),
         fixed=named(_XHTML, "code kbd"),
-        left_out=named(_XHTML, "pre script style svg template textarea rt rp"),
+        left_out=named(_XHTML, "pre script style svg template textarea"),
     )
     languages = tuple(
         re.compile(rf"""(<html\b[^<>]*?\s{name}=["'])[^"']*""") for name in ("lang", "xml:lang")

@@ -47,8 +47,9 @@ b bdi bdo big cite del dfn em font i ins mark s samp small span strike strong su
 """
 FORMATTING = frozenset(_FORMATTING_NAMES.split())
 FIXED = frozenset(["code", "kbd"])
-_OTHERS = frozenset(["a", "abbr", "acronym", "data", "label", "q", "rp", "rt", "ruby", "time"])
-INLINE = FORMATTING | FIXED | _OTHERS
+READINGS, RUBY = frozenset(["rp", "rt", "rtc"]), frozenset(["rb", "ruby"])  # of characters of the source
+INLINE = FORMATTING | FIXED | {"a", "abbr", "acronym", "data", "label", "q", "time"}
+_WITHIN = INLINE | READINGS | RUBY | {"wbr"}
 _DRAWN = frozenset(["math", "svg"])  # formulas and pictures, which stand within a sentence
 _LEFT_OUT = _DRAWN | {"noscript", "pre", "script", "style", "template", "textarea"}
 _VOID = frozenset(
@@ -87,6 +88,7 @@ class HtmlDocument(Document):
         self._fixed: list[str] = []  # its markup, if it stands within a sentence
         self._fixed_texts: list[str] = []
         self._is_apart = False  # whether white space is before the tag
+        self._reading = ""  # the element of ruby around the place: "ruby", or that of a reading
 
     def parts(self) -> Iterator[Part]:
         text, place = self._text, 0
@@ -100,6 +102,8 @@ class HtmlDocument(Document):
                 self._fixed.append(found[0])
             elif not name:
                 self._flows.add_markup(found[0])
+            elif self._is_of_source(found[0], name, is_end=bool(found[1])) and not self._left_out:
+                self._flows.add_of_source(found[0])
             elif found[1]:
                 self._end(found[0], name)
             else:
@@ -132,13 +136,26 @@ class HtmlDocument(Document):
         return written()
 
     def _add_text(self, text: str) -> None:
+        is_shown = self._reading not in READINGS and not (self._reading and text.isspace())
         if self._fixed:
             self._fixed.append(text)
-            self._fixed_texts.append(text)
+            self._fixed_texts.append(text if is_shown else "")
         elif self._left_out:
             self._flows.end(text)
+        elif text and not is_shown:
+            self._flows.add_of_source(text)
         elif text:
             self._flows.add_text(text, unescaped(text))
+
+    def _is_of_source(self, markup: str, name: str, *, is_end: bool) -> bool:
+        """Whether a tag belongs to characters of the source: of a reading, or where a word may be broken."""
+        if name in RUBY or (name in READINGS and self._reading):
+            is_over = is_end and name == "ruby"
+            self._reading = "" if is_over else "ruby" if is_end or name in RUBY else name
+            return is_end or name in READINGS or not self._is_kept(name, _values(markup, len(name) + 1))
+        if name not in INLINE and name != "wbr":
+            self._reading = ""
+        return name == "wbr" or self._reading in READINGS
 
     def _add_without_letters(self, markup: str, name: str, place: int) -> int:
         """Keeps an element without letters within a sentence, such as a number.
@@ -150,9 +167,6 @@ class HtmlDocument(Document):
             return 0
         text, end = unescaped(inside[1]), inside.end(2)
         end = self._text.index(">", end) + 1
-        if name == "rp":  # is not shown
-            self._flows.add_markup(self._text[place - len(markup) : end])
-            return end
         after = self._text[inside.end() : inside.end() + 1]
         if not text.strip() or LETTER.search(text) or _values(markup, len(name) + 1).keys() & _SHOWN:
             return 0
@@ -169,7 +183,7 @@ class HtmlDocument(Document):
         is_empty = name in _VOID or markup.endswith("/>")
         values = {} if self._left_out else _values(markup, len(name) + 1)
         if self._left_out or name in _LEFT_OUT or name in FIXED or self._is_kept(name, values):
-            is_inline = name in INLINE or (name in _DRAWN and self._is_within)
+            is_inline = name in _WITHIN or (name in _DRAWN and self._is_within)
             if not is_inline and self._left_out not in _DRAWN:
                 self._break_fixed()
             if self._fixed or (is_inline and not is_empty and not self._left_out):

@@ -71,6 +71,7 @@ class Here:
         is_fixed: Whether it is written as it is, whatever its translation.
         number: The number of texts before it.
         begins: Whether it is markup where a range of texts begins or ends; None for other markup.
+        is_source: Whether it is markup that belongs to characters of the source: a translation lacks it.
     """
 
     markup: str
@@ -80,6 +81,7 @@ class Here:
     is_fixed: bool = False
     number: int = 0
     begins: bool | None = None
+    is_source: bool = False
 
 
 Placed = tuple[str, Here]  # a part of a translation, and the text whose place and formatting it has

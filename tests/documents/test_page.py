@@ -146,19 +146,53 @@ def test_a_page_in_another_encoding_than_it_says_is_refused(content, message):
             "<p>IS <b>2</b><i>ND</i> H<sub>2</sub>O",
             "<p>X",
         ),
-        (
-            "<ruby>one<rp>(</rp><rt> two</rt><rp>)</rp></ruby>",
-            "one two",
-            "<ruby>ONE<rp>(</rp> <rt>TWO</rt><rp>)</rp></ruby>",
-            None,
-            None,
-        ),
     ],
 )
 def test_an_element_without_letters_stays_within_its_sentence(page, text, same, turned, lost):
     assert translated("a.html", page, capitals) == ([text], same)
     for translate, written in ((backwards, turned), (aligned("X", "0"), lost)):
         assert written is None or translated("a.html", page, translate)[1] == written
+
+
+@pytest.mark.parametrize(
+    ("name", "page"),
+    [
+        ("a.html", "<p>{}</p>"),
+        ("a.xhtml", '<html xmlns="http://www.w3.org/1999/xhtml"><body><p>{}</p></body></html>'),
+        ("a.md", "{}\n"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("content", "text", "turned"),
+    [
+        ("<ruby>미나<rt>Mina</rt></ruby>는 없다.", "미나는 없다.", "없다. 미나는"),
+        ("<b><ruby>one<rp>(</rp><rt> two</rt><rp>)</rp></ruby></b> x", "one x", "X <b>ONE</b>"),
+        ("<ruby><rb>東</rb><rtc><rt>a</rt><rt>b</rt></rtc></ruby> x", "東 x", "X 東"),
+        ("to<wbr/>day <i>one<wbr/>two</i>", "today onetwo", "<i>ONETWO</i> TODAY"),
+    ],
+)
+def test_readings_and_breaks_of_words_belong_to_the_source(name, page, content, text, turned):
+    """The words of a sentence stood in the reading, and a part of a word was a text of its own."""
+    whole = page.format(content)
+    assert translated(name, whole, aligned(text))[1] == whole
+    assert translated(name, whole, backwards) == ([text], page.format(turned))
+
+
+@pytest.mark.parametrize("name", ["a.html", "a.xhtml"])
+def test_a_reading_within_an_element_that_stays_stays_and_is_not_sent(name):
+    page = '<html xmlns="http://www.w3.org/1999/xhtml"><body>{}</body></html>'
+    kept = "<span translate='no'><ruby>one<rt>two</rt></ruby></span>"
+    others = "<ruby> <rb>b</rb> <rtc><rt>c</rt> <rt>d</rt></rtc> </ruby>"
+    written = translated(name, page.format(f"a {kept} {others}"), backwards)
+    assert written == (["a one b"], page.format(f"B {kept} A"))
+
+
+def test_a_reading_ends_before_a_block_and_where_its_end_may_be_left_out():
+    page = "<p><ruby>one<rt>a<rp>(<rt>b</ruby> two<p><ruby>three<rt>c<p>four"
+    assert translated("a.html", page, backwards) == (
+        ["one two", "three", "four"],
+        "<p>TWO ONE<p>THREE<p>FOUR",
+    )
 
 
 def test_letters_of_korean_windows_are_read_in_a_page_of_euc_kr():
