@@ -261,6 +261,9 @@ class Content:
         else:
             flows.end(event.markup)
 
+    def finish(self) -> None:
+        """Adds the events that wait for others, at the end of the text element."""
+
     def _kept_by(self, event: Event, name: str) -> Callable[[str], None] | None:
         """Returns what keeps an element with all that it has inside; None if it does not stay."""
         if name in self._names.properties:
@@ -358,6 +361,7 @@ class XmlTexts(Document):
                 if depth:
                     inside.add(event, self.name_of(event))
                     continue
+                inside.finish()
             self._flows.end(self.outside(event))
             if event.kind == BEGIN:
                 if self.has_text(event):

@@ -17,6 +17,7 @@ from itertools import groupby
 
 from seq2seq_serve.documents.alignment import formatted
 from seq2seq_serve.documents.fixed import with_fixed
+from seq2seq_serve.documents.notes import END_MARKS, is_after_end
 from seq2seq_serve.documents.segments import Part, Segment, TextSpan, has_choice, has_words
 from seq2seq_serve.documents.spans import (
     NO_TAG,
@@ -47,6 +48,12 @@ def _joined(parts: Sequence[Placed]) -> list[Placed]:
         for here, group in groups
         for text in ([here.text] if here.is_fixed else ["".join(text for text, _ in group)])
     ]
+
+
+def _with_end_apart(text: str, here: Here) -> list[Placed]:
+    """Returns a part of a translation with the marks apart that it begins with, and end a sentence."""
+    marks = END_MARKS.match(text) if not here.is_fixed else None
+    return [(text[: marks.end()], here), (text[marks.end() :], here)] if marks else [(text, here)]
 
 
 _OPEN, _CLOSE, _TEXT = range(3)
@@ -111,6 +118,8 @@ class _Flow:
         parts = _joined(close_gaps(list(place_spaces(parts, self.begin, self.end))))
         if self.is_tight:
             parts = _joined(list(with_spaces_outside(parts, self.begin, self.end)))
+        if any(here.is_after_end for here in heres):
+            parts = [part for one in parts for part in _with_end_apart(*one) if part[0]]
         events = self._events(parts, max_length)
         if events is None:
             return None
@@ -193,6 +202,11 @@ class _Writer:
                 else:
                     self._written.append(self._flow.close(tag))
                 place = tag.around or NO_TAG
+            elif here is not None and any(mark.is_note for mark in self._after.get(number, ())):
+                shown = text if here.is_fixed else text.rstrip() or text
+                self._write_text(shown, here)
+                self._write_marks(number, place)
+                self._written.append(text[len(shown) :])
             elif here is not None:
                 self._write_text(text, here)
             self._write_marks(number, place)
@@ -230,9 +244,10 @@ class _Writer:
             if kind != _OPEN:
                 break
             at_end[tag.around or NO_TAG] = number
-        around, place, begin = dict[Tag, Tag](), 0, -1
+        around, place, begin, latest = dict[Tag, Tag](), 0, -1, -1
         for mark in marks:
             while place < len(numbers) and numbers[place] < mark.number:
+                latest = max(latest, last[numbers[place]])
                 place += 1
             inner, passed = mark.place, list[Tag]()
             while inner in lacking:
@@ -242,6 +257,18 @@ class _Writer:
             before = numbers[place - 1] if place else -1
             is_inside = before >= inner.first and place
             event = last[before] if is_inside else self._begins.get(inner, -1)
+            if mark.is_after_end is not None and is_inside and inner.first <= numbers[0]:
+                event = latest
+                after = next(
+                    (
+                        n
+                        for n in range(event + 1, min(event + _NEAR, len(self._events)))
+                        if self._events[n][2]
+                    ),
+                    None,
+                )
+                if mark.is_after_end and after and END_MARKS.fullmatch(self._events[after][2]):
+                    event = after
             is_last = mark.number >= min(inner.end, self._flow.end_number)
             if is_last and mark.begins is not False:
                 event = self._ends.get(inner, at_end.get(inner, len(self._events))) - 1
@@ -354,9 +381,10 @@ class Flows:
         return bool(self.segments) or len(self._parts) > _MOST_TOKENS
 
     @property
-    def last_character(self) -> str:
-        """The last character of the present flow; empty if it has none."""
-        return self._pieces[-1][0][-1:] if self._pieces else ""
+    def last_characters(self) -> str:
+        """The last characters of the present flow; empty if it has only white space."""
+        text = self._pieces[-1][0][-4:] if self._pieces else ""
+        return "" if len(self._pieces) == 1 and self._pieces[0][0].isspace() else text
 
     def part(self, changed: Callable[[str], str] = str) -> Part:
         """Returns a part of what has ended after the last part.
@@ -392,6 +420,19 @@ class Flows:
             begins: Whether a range of texts, such as a bookmark, begins or ends there.
         """
         self._tokens.append(Here(markup, self._place, number=self._num_texts, begins=begins))
+
+    def add_note(self, markup: str, after: str) -> Here:
+        """Adds the number of a note, which is not sent, and stays beside the text before it.
+
+        Args:
+            markup: The markup.
+            after: The text that follows.
+        """
+        before = self.last_characters
+        here = Here(markup, self._place, number=self._num_texts, is_note=not before[-1:].isspace())
+        here.is_after_end = is_after_end(before, after)
+        self._tokens.append(here)
+        return here
 
     def add_of_source(self, markup: str) -> None:
         """Adds markup that belongs to characters of the source, such as their reading.

@@ -13,8 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from seq2seq_serve.documents.markup import Flows, unescaped
+from seq2seq_serve.documents.notes import MAX_CHARACTERS, MAX_TAGS, WORD, is_note, stays
 from seq2seq_serve.documents.segments import LETTER, Document, Part, Segment, TextSpan, wrong_file
-from seq2seq_serve.documents.spans import Tag
+from seq2seq_serve.documents.spans import Here, Tag
 from seq2seq_serve.protos.languages import is_other_language
 
 # What does not end goes on to the end of the file.
@@ -61,7 +62,11 @@ _ENDS = {
 }
 _SHOWN = frozenset(["alt", "aria-label", "placeholder", "title"])
 _NAMES, _LANGUAGES = ("name", "property"), ("lang", "xml:lang")
-_ATTRIBUTES = _SHOWN | {"class", "content", "id", "translate", "type", "value", *_NAMES, *_LANGUAGES}
+_ATTRIBUTES = (
+    _SHOWN
+    | {"class", "content", "epub:type", "href", "id", "role", "translate", "type", "value"}
+    | {*_NAMES, *_LANGUAGES}
+)
 _DESCRIPTIONS = frozenset(["description", "og:description", "og:title"])
 _BUTTONS = frozenset(["button", "reset", "submit"])
 
@@ -108,7 +113,8 @@ class HtmlDocument(Document):
                 self._end(found[0], name)
             else:
                 self._is_apart = text[found.start() - 1 : found.start()].isspace()
-                if after := self._add_without_letters(found[0], name, place):
+                after = 0 if self._left_out else self._add_note(found)
+                if after := after or self._add_without_letters(found[0], name, place):
                     place = after
                     continue
                 self._start(found[0], name)
@@ -157,6 +163,43 @@ class HtmlDocument(Document):
             self._reading = ""
         return name == "wbr" or self._reading in READINGS
 
+    def _add_note(self, tag: re.Match[str]) -> int:
+        """Adds the number of a note; returns the place after it, and 0 if the element is not one."""
+        found, opened, parts, shown = list[tuple[str, re.Match[str]]](), list[str](), list[str](), ""
+        while len(found) < MAX_TAGS:
+            name, end = (tag[2] or "").lower(), tag.end()
+            if name not in INLINE or name in FIXED or (tag[1] and opened.pop() != name):
+                return 0
+            found.append((name, tag))
+            parts.append(tag[0])
+            if not tag[1]:
+                opened.append(name)
+            if not opened:
+                break
+            begin, end = end, self._text.find("<", end, end + MAX_CHARACTERS + 1)
+            parts.append(self._text[begin:end])
+            text = unescaped(parts[-1])
+            shown += text
+            inside = None if end < 0 or WORD.search(text) else _MARKUP.match(self._text, end)
+            if inside is None:
+                return 0
+            tag = inside
+        values = [(name, _values(tag[0], len(name) + 1) if not tag[1] else {}) for name, tag in found]
+        elements = [
+            (name, *(_value(its[by]) if by in its else "" for by in ("href", "role", "epub:type")))
+            for name, its in values
+        ]
+        notes = [(name, target, f"{role} {kind}") for name, target, role, kind in elements]
+        after = self._text[end : end + 1].strip("<")
+        if opened or not is_note(notes, shown, self._flows.last_characters, after):
+            return 0
+        note = self._flows.add_note("".join(parts), after)
+        for number, (name, its) in enumerate(values):
+            self._add_attributes(
+                parts[2 * number], partial(_replace_part, note, parts, 2 * number), name, its
+            )
+        return end
+
     def _add_without_letters(self, markup: str, name: str, place: int) -> int:
         """Keeps an element without letters within a sentence, such as a number.
 
@@ -168,12 +211,8 @@ class HtmlDocument(Document):
         text, end = unescaped(inside[1]), inside.end(2)
         end = self._text.index(">", end) + 1
         after = self._text[inside.end() : inside.end() + 1]
-        if not text.strip() or LETTER.search(text) or _values(markup, len(name) + 1).keys() & _SHOWN:
-            return 0
-        is_part = (text[0].isalnum() and self._flows.last_character.isalnum()) or (
-            text[-1].isalnum() and after.isalnum()
-        )
-        if is_part:
+        is_shown = _values(markup, len(name) + 1).keys() & _SHOWN
+        if is_shown or not stays(text, self._flows.last_characters, after):
             return 0
         self._flows.add_fixed(self._text[place - len(markup) : end], text)
         return end
@@ -303,6 +342,12 @@ def _write_attribute(
     """Replaces a part of a tag, the value of an attribute."""
     parts[place] = '"' + html.escape("".join(text for text, _ in pieces)) + '"'
     replace("".join(parts))
+
+
+def _replace_part(note: Here, parts: list[str], place: int, part: str) -> None:
+    """Replaces a part of the markup of a note."""
+    parts[place] = part
+    note.markup = "".join(parts)
 
 
 def _value(attribute: re.Match[str]) -> str:

@@ -119,11 +119,11 @@ def test_a_page_in_another_encoding_than_it_says_is_refused(content, message):
     ("page", "text", "same", "turned", "lost"),
     [
         (
-            "<p>one<sup>[1]</sup> two</p>",
+            "<p>one<span>[1]</span> two</p>",
             "one[1] two",
-            "<p>ONE<sup>[1]</sup> TWO</p>",
-            "<p>TWO ONE<sup>[1]</sup></p>",
-            "<p>X <sup>[1]</sup></p>",
+            "<p>ONE<span>[1]</span> TWO</p>",
+            "<p>TWO ONE<span>[1]</span></p>",
+            "<p>X <span>[1]</span></p>",
         ),
         (
             "<p>one <a href=x id=y>[1]</a> two <span>1,200</span></p>",
@@ -138,6 +138,13 @@ def test_a_page_in_another_encoding_than_it_says_is_refused(content, message):
             "<p>ONE <b><i>5</i></b> TWO",
             "<p>TWO <b><i>5</i></b> ONE",
             "<p>X<b> <i>5</i></b>",
+        ),
+        (
+            "<p>one <b>&amp;</b> two</p>",
+            "one & two",
+            "<p>ONE <b>&amp;</b> TWO</p>",
+            "<p>TWO <b>&amp;</b> ONE</p>",
+            "<p>X <b>&amp;</b></p>",
         ),
         (
             "<p>H<sub>2</sub>O <b>2</b><i>nd</i> is",
