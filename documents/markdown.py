@@ -34,6 +34,7 @@ from seq2seq_serve.documents.values import imported
 _FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\n(?:(?!\1[ \t]*$)[^\n]*\n)*+\1[ \t]*$", re.MULTILINE)
 _MARK = re.compile(r"\[(?:[ xX]|![A-Z]+)\]\s*+")  # of a task, or of a kind of quotation
 _BAR = re.compile(r"\|")
+_NUM_AFTER = 2  # characters after a note that are looked at
 _SPACES = re.compile(" *+")
 _QUOTED = r"""("(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|\((?:[^()\\]|\\.)*+\))\s*+"""
 _TARGET = re.compile(rf"\(\s*+(?:<(?:[^<>\\]|\\.)*+>|[^\s<]\S*+)\s++{_QUOTED}\)", re.DOTALL)  # and title
@@ -433,7 +434,7 @@ class _Adder:
             flows.add_of_source(self._marked(end))
         elif part.kind == "code":
             shown = _TAG.sub("", self._text[part.begin : end]).strip("`<>[] ")
-            flows.add_fixed(self._marked(end), shown)
+            self._add_fixed(end, shown)
         elif part.kind in ("tag", "end_tag") and (tag := _HTML.match(self._text, part.begin)):
             name, markup = tag[2].lower(), self._marked(end)
             if part.kind == "end_tag":
@@ -441,7 +442,7 @@ class _Adder:
             else:
                 is_single = name not in FORMATTING or _ID.search(markup) is not None
                 flows.open(markup, name, is_single=is_single)
-        elif part.kind == "lines" or (part.kind == "markup" and end == len(self._text)):
+        elif part.kind == "lines" or (part.kind == "markup" and self._is_break(part, end)):
             flows.end(self._marked(end))
         elif part.kind == "markup":
             is_apart = not part.begin or self._text[part.begin - 1].isspace()
@@ -459,6 +460,11 @@ class _Adder:
             flows.open(self._marked(end), part.token.tag)
         elif part.token is not None and part.token.nesting == -1:
             flows.close(self._marked(end), part.token.tag)
+
+    def _is_break(self, part: _Part, end: int) -> bool:
+        """Whether markup ends a text: the tag of a line break, and what stands at the end of a block."""
+        tag = _HTML.match(self._text, part.begin)
+        return end == len(self._text) or (tag is not None and tag[2].lower() == "br")
 
     def _taken(self, end: int) -> str:
         """Returns what is written until a place of the text, from where the last part ended."""
@@ -484,9 +490,17 @@ class _Adder:
     def _add_text(self, end: int) -> None:
         for number, part in enumerate(_FOOTNOTE.split(self._text[self._place : end])):
             if number % 2:
-                self._flows.add_fixed(self._marked(self._place + len(part)), part)
+                self._add_fixed(self._place + len(part), part)
             else:
                 self._add_shown(self._place + len(part), part)
+
+    def _add_fixed(self, end: int, shown: str) -> None:
+        """Adds code or the number of a footnote until a place of the text."""
+        markup = self._marked(end)
+        if _FOOTNOTE.fullmatch(markup):
+            self._flows.add_note(markup, self._text[end : end + _NUM_AFTER])
+        else:
+            self._flows.add_fixed(markup, shown)
 
     def _flush(self) -> None:
         if text := "".join(self._shown):

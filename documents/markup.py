@@ -161,6 +161,7 @@ class _Writer:
         self._after: dict[int, list[Here]] = {}  # what belongs to no text, by the event that comes before it
         self._waiting: dict[Tag, list[Here]] = {}  # the same, by the tag around it
         self._is_after_word = self._is_after_fixed = False  # the latter without a space of its own
+        self._gap = 0  # where this space stands among the written ones
         longest = dict[Tag, float]()
         opened = dict[Tag, tuple[int, int]]()
         num_letters = 0
@@ -187,6 +188,7 @@ class _Writer:
                 comes before the text that was after it.
         """
         place, hidden = self._flow.begin, set[Tag]()
+        last = max((number for number, event in enumerate(self._events) if event[0] == _TEXT), default=-1)
         self._plan(marks)
         self._write_marks(-1, place)
         for number, (kind, tag, text, here) in enumerate(self._events):
@@ -201,12 +203,13 @@ class _Writer:
                     hidden.discard(tag)
                 else:
                     self._written.append(self._flow.close(tag))
+                    self._leave_gap()
                 place = tag.around or NO_TAG
-            elif here is not None and any(mark.is_note for mark in self._after.get(number, ())):
+            elif here is not None and any(mark.space is not None for mark in self._after.get(number, ())):
                 shown = text if here.is_fixed else text.rstrip() or text
                 self._write_text(shown, here)
                 self._write_marks(number, place)
-                self._written.append(text[len(shown) :])
+                self._written.append(text[len(shown) :] if number < last else "")
             elif here is not None:
                 self._write_text(text, here)
             self._write_marks(number, place)
@@ -217,7 +220,7 @@ class _Writer:
             if here.place.is_run:
                 text = f" {text}"
             else:
-                self._written.append(" ")
+                self._written[self._gap] = " "
         self._is_after_fixed, self._is_after_word = False, not text[-1].isspace()
         if here.is_fixed or text == here.text:
             self._written.append(here.markup)
@@ -314,8 +317,15 @@ class _Writer:
             if mark.is_fixed:
                 self._written.append(self._space if self._is_after_word else "")
                 self._is_after_word = self._is_after_fixed = True
-            self._written.append(mark.markup)
+            self._written += [mark.space or "", mark.markup]
         self._move(at, place)
+        self._leave_gap()
+
+    def _leave_gap(self) -> None:
+        """Leaves a place for a space where fixed text ends, before tags that begin."""
+        if self._is_after_fixed:
+            self._gap = len(self._written)
+            self._written.append("")
 
     @cached_property
     def _space(self) -> str:
@@ -429,7 +439,8 @@ class Flows:
             after: The text that follows.
         """
         before = self.last_characters
-        here = Here(markup, self._place, number=self._num_texts, is_note=not before[-1:].isspace())
+        space = before[-1:] if before[-1:].isspace() else ""
+        here = Here(markup, self._place, number=self._num_texts, space=space)
         here.is_after_end = is_after_end(before, after)
         self._tokens.append(here)
         return here

@@ -71,7 +71,7 @@ class Here:
         is_fixed: Whether it is written as it is, whatever its translation.
         number: The number of texts before it.
         begins: Whether it is markup where a range of texts begins or ends; None for other markup.
-        is_note: Whether it is the number of a note, which stands right after the word before it.
+        space: White space before the number of a note, which stands after a word; None for other markup.
         is_after_end: Whether it is a note after the end of a sentence, or before its mark; None if neither.
         is_source: Whether it is markup that belongs to characters of the source: a translation lacks it.
     """
@@ -83,7 +83,7 @@ class Here:
     is_fixed: bool = False
     number: int = 0
     begins: bool | None = None
-    is_note: bool = False
+    space: str | None = None
     is_after_end: bool | None = None
     is_source: bool = False
 

@@ -180,6 +180,50 @@ def test_code_of_programs_that_read_more_than_commonmark_stays(content, expected
 
 
 @pytest.mark.parametrize(
+    ("content", "text", "answer", "expected"),
+    [
+        (
+            "누나는 오늘 건강합니다.[^1] 나는 학생이다.",
+            "누나는 오늘 건강합니다. 나는 학생이다.",
+            ("My older sister is healthy today. I am a student.", "0 0 0 2 2 1 3 4 4 4"),
+            "My older sister is healthy today.[^1] I am a student.",
+        ),
+        (
+            "우리는 **정원에서** 음악을 듣고 있다.[^1]",
+            "우리는 정원에서 음악을 듣고 있다.",
+            ("We are listening to music in the garden.", "0 4 3 3 2 1 1 1"),
+            "We are listening to music **in the garden**.[^1]",
+        ),
+        (
+            "우리는 [정원에서](http://x.y) 음악을 듣고 있다[^1].",
+            "우리는 정원에서 음악을 듣고 있다.",
+            ("We are listening to music in the garden.", "0 4 3 3 2 1 1 1"),
+            "We are listening to music [in the garden](http://x.y)[^1].",
+        ),
+        (
+            "[^n] One two. [^1] [^2] Three.\n\n[^1]: word",
+            "One two. Three.",
+            ("Two one. Three.", "1 0 2"),
+            "[^n] Two one. [^1] [^2] Three.\n\n[^1]: word",
+        ),
+    ],
+)
+def test_a_footnote_stays_where_its_sentence_ends(content, text, answer, expected):
+    """The end of a sentence before it was not seen, and the next sentence was lost."""
+    assert translated("a.md", content, aligned(*answer)) == ([text], expected)
+
+
+@pytest.mark.parametrize("tag", ["<br>", "<BR />"])
+def test_the_tag_of_a_line_break_is_one(tag):
+    content = f"| a |\n|---|\n| c *d{tag}e* f |\n"
+    expected = f"| A |\n|---|\n| *D* C{tag}F *E* |\n"
+    texts, written = translated("a.md", content, backwards)
+    assert texts == ["a", "c d", "e f"]
+    assert tag in written
+    assert re.sub(r"[*\s]", "", written) == re.sub(r"[*\s]", "", expected)
+
+
+@pytest.mark.parametrize(
     ("content", "expected"),
     [
         ("Say $a_1 + b_2$ to me", "ME TO $a_1 + b_2$ SAY"),
