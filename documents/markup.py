@@ -16,6 +16,7 @@ from functools import cached_property
 from itertools import groupby
 
 from seq2seq_serve.documents.alignment import formatted
+from seq2seq_serve.documents.emphasis import with_tags
 from seq2seq_serve.documents.fixed import with_fixed
 from seq2seq_serve.documents.notes import END_MARKS, is_after_end
 from seq2seq_serve.documents.segments import Part, Segment, TextSpan, has_choice, has_words
@@ -114,6 +115,9 @@ class _Flow:
         runs = dict[tuple[Tag | None, frozenset[str]], Tag]()
         heres = [in_run(token, runs) for token in self.tokens if isinstance(token, Here)]
         texts = [here for here in heres if here.around is not None]
+        last = next((here for here in reversed(heres) if here.markup), None)
+        if last is not None and last.space:  # a note, which has the white space before it
+            pieces = [*pieces[:-1], (pieces[-1][0].rstrip(), pieces[-1][1])]
         parts = with_fixed([(text, texts[number]) for text, number in pieces if text], texts)
         parts = _joined(close_gaps(list(place_spaces(parts, self.begin, self.end))))
         if self.is_tight:
@@ -158,6 +162,7 @@ class _Writer:
         self._begins: dict[Tag, int] = {}  # where each tag begins: the first or only time; -1 before the flow
         self._ends: dict[Tag, int] = {}  # where it ends: the last or only time
         self._written: list[str] = []
+        self._emphases: list[tuple[int, Tag, bool]] = []  # whose marks may not count: see `with_tags`
         self._after: dict[int, list[Here]] = {}  # what belongs to no text, by the event that comes before it
         self._waiting: dict[Tag, list[Here]] = {}  # the same, by the tag around it
         self._is_after_word = self._is_after_fixed = False  # the latter without a space of its own
@@ -188,7 +193,6 @@ class _Writer:
                 comes before the text that was after it.
         """
         place, hidden = self._flow.begin, set[Tag]()
-        last = max((number for number, event in enumerate(self._events) if event[0] == _TEXT), default=-1)
         self._plan(marks)
         self._write_marks(-1, place)
         for number, (kind, tag, text, here) in enumerate(self._events):
@@ -196,23 +200,24 @@ class _Writer:
                 if tag.is_single and self._begins[tag] != number:
                     hidden.add(tag)
                 else:
-                    self._written.append(tag.open)
+                    self._write_tag(tag, is_open=True)
                 place = tag
             elif kind == _CLOSE:
                 if tag in hidden:
                     hidden.discard(tag)
                 else:
-                    self._written.append(self._flow.close(tag))
+                    self._write_tag(tag, is_open=False)
                     self._leave_gap()
                 place = tag.around or NO_TAG
             elif here is not None and any(mark.space is not None for mark in self._after.get(number, ())):
                 shown = text if here.is_fixed else text.rstrip() or text
                 self._write_text(shown, here)
                 self._write_marks(number, place)
-                self._written.append(text[len(shown) :] if number < last else "")
+                self._written.append(text[len(shown) :])
             elif here is not None:
                 self._write_text(text, here)
             self._write_marks(number, place)
+        with_tags(self._written, self._emphases)
         return "".join([*self._written, *(mark.markup for marks in self._waiting.values() for mark in marks)])
 
     def _write_text(self, text: str, here: Here) -> None:
@@ -222,6 +227,9 @@ class _Writer:
             else:
                 self._written[self._gap] = " "
         self._is_after_fixed, self._is_after_word = False, not text[-1].isspace()
+        last = next(filter(None, reversed(self._written)), "")
+        if here.is_fixed and here.markup.startswith("`") and last.endswith("`"):
+            self._written.append(" ")  # two codes of Markdown side by side would be one
         if here.is_fixed or text == here.text:
             self._written.append(here.markup)
         else:
@@ -313,11 +321,11 @@ class _Writer:
             return
         at = place
         for mark in self._waiting.pop(place):
-            at = self._move(at, mark.place)
+            space = mark.space or (self._space if mark.is_fixed and self._is_after_word else "")
+            at = self._move(at, mark.place, space)
             if mark.is_fixed:
-                self._written.append(self._space if self._is_after_word else "")
                 self._is_after_word = self._is_after_fixed = True
-            self._written += [mark.space or "", mark.markup]
+            self._written.append(mark.markup)
         self._move(at, place)
         self._leave_gap()
 
@@ -336,12 +344,24 @@ class _Writer:
                 return f"{run.open}{around[0]} {around[1]}{self._flow.close(run)}"
         return " "
 
-    def _move(self, one: Tag, other: Tag) -> Tag:
-        """Writes the tags between two places, without those that had texts, and have none now."""
-        closing, opening = between(one, other)
-        self._written += [self._flow.close(tag) for tag in closing if tag.is_run or not tag.has_text]
-        self._written += [tag.open for tag in opening if tag.is_run or not tag.has_text]
+    def _move(self, one: Tag, other: Tag, space: str = "") -> Tag:
+        """Writes a space and the tags between two places, without those that had texts, and have none now."""
+        closing, opening = (
+            [tag for tag in tags if tag.is_run or not tag.has_text] for tags in between(one, other)
+        )
+        is_before = any(tag.instead for tag in opening)
+        for tag in closing:
+            self._write_tag(tag, is_open=False)
+        self._written.append(space if is_before else "")
+        for tag in opening:
+            self._write_tag(tag, is_open=True)
+        self._written.append("" if is_before else space)
         return other
+
+    def _write_tag(self, tag: Tag, *, is_open: bool) -> None:
+        if tag.instead:
+            self._emphases.append((len(self._written), tag, is_open))
+        self._written.append(tag.open if is_open else self._flow.close(tag))
 
 
 def _written(part: str | Here | Tag | _Flow) -> str:
@@ -439,7 +459,8 @@ class Flows:
             after: The text that follows.
         """
         before = self.last_characters
-        space = before[-1:] if before[-1:].isspace() else ""
+        last = self._pieces[-1][0][-1:] if self._pieces else ""
+        space = last if last.isspace() else ""
         here = Here(markup, self._place, number=self._num_texts, space=space)
         here.is_after_end = is_after_end(before, after)
         self._tokens.append(here)
@@ -482,7 +503,9 @@ class Flows:
         if not self._num_open[name]:
             self.add_markup(_written(markup))
             return
-        if not self._place.has_text and not (self._place.is_run and self._num_texts > self._place.first):
+        place = self._place
+        is_empty = not place.has_text and not place.instead
+        if is_empty and not (place.is_run and self._num_texts > place.first):
             self.add_markup("")  # for an element without a text, which stays
         while (innermost := self._names.pop()) != name:
             self._num_open[innermost] -= 1

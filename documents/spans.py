@@ -28,6 +28,7 @@ class Tag:
         first: The number of texts before it in the document.
         end: The number of texts before its end.
         has_text: Whether there are texts inside of it that are translated.
+        instead: What is written where its marks would not count, as those of Markdown within a word.
     """
 
     open: str
@@ -39,6 +40,7 @@ class Tag:
     first: int = 0
     end: float = float("inf")
     has_text: bool = False
+    instead: tuple[str, str] | tuple[()] = ()
 
 
 NO_TAG = Tag("", "")
