@@ -402,6 +402,7 @@ class Flows:
         self._pieces: list[TextSpan] = []
         self._kept: list[range] = []
         self._closes: dict[Tag, str | Tag] = {}
+        self._embedded: list[tuple[Here, Sequence[Part]]] = []  # since the last part
         self._goes_on: Tag | None = None  # the place of the text before markup of the source
         self.has_words = False
 
@@ -422,9 +423,15 @@ class Flows:
         Args:
             changed: Returns what is written for the markup with the texts as they are then.
         """
-        segments, tokens = self.segments, self._parts
-        self.segments, self._parts = [], []
-        return Part(segments, lambda: changed("".join(map(_written, tokens))))
+        segments, tokens, embedded = self.segments, self._parts, self._embedded
+        self.segments, self._parts, self._embedded = [], [], []
+
+        def write() -> str:
+            for here, parts in embedded:
+                here.markup = "".join(part.written() for part in parts)
+            return changed("".join(map(_written, tokens)))
+
+        return Part(segments, write)
 
     def add_text(self, markup: str, text: str, around: tuple[str, str] = ("", "")) -> None:
         """Adds a text, and what is written around its translations."""
@@ -450,6 +457,11 @@ class Flows:
             begins: Whether a range of texts, such as a bookmark, begins or ends there.
         """
         self._tokens.append(Here(markup, self._place, number=self._num_texts, begins=begins))
+
+    def add_embedded(self, parts: Sequence[Part]) -> None:
+        """Adds markup with texts of its own that stands within a sentence."""
+        self.segments += [segment for part in parts for segment in part.segments]
+        self._embedded.append((self.add_fixed("", ""), parts))
 
     def add_note(self, markup: str, after: str) -> Here:
         """Adds the number of a note, which is not sent, and stays beside the text before it.

@@ -238,6 +238,7 @@ class OpenDocument(Archive):
 
 _SVG, _MATH = "http://www.w3.org/2000/svg svg", "http://www.w3.org/1998/Math/MathML math"
 _PICTURES = frozenset([f"{_XHTML}img", _SVG, _MATH])
+_EMBEDDED = named(_XHTML, "audio canvas embed iframe input object video")
 _RUBY = f"{_XHTML}ruby"
 _EPUB_TYPE = "http://www.idpf.org/2007/ops type"
 _NUM_TAGS_AFTER = 4  # between a number and the text of which it may be a part
@@ -336,9 +337,10 @@ class _PageContent(Content):
         tag = event.attributes.get("lang") or event.attributes.get(_LANGUAGE, "")
         if is_other_language(tag, self.source_language):
             return self._add_fixed if name in self._names.around else self.flows.end
-        if name not in _PICTURES:
+        is_within = self.flows.has_words and self.flows.last_characters[-1:].isspace()
+        if name not in _PICTURES and not (is_within and name in _EMBEDDED):
             return super()._kept_by(event, name)
-        if not (self.flows.has_words and self.flows.last_characters[-1:].isspace()):
+        if not is_within:
             return self.flows.end
         return self._add_fixed if name == _MATH else self._add_picture
 

@@ -52,7 +52,25 @@ READINGS, RUBY = frozenset(["rp", "rt", "rtc"]), frozenset(["rb", "ruby"])  # of
 INLINE = FORMATTING | FIXED | {"a", "abbr", "acronym", "data", "label", "q", "time"}
 _WITHIN = INLINE | READINGS | RUBY | {"wbr"}
 _DRAWN = frozenset(["math", "svg"])  # formulas and pictures, which stand within a sentence
-_LEFT_OUT = _DRAWN | {"noscript", "pre", "script", "style", "template", "textarea"}
+_LEFT_OUT = _DRAWN | {"pre", "script", "style", "template", "textarea"}
+# These stand within a sentence that goes on after them, with texts of their own.
+_EMBEDDED = {
+    name: re.compile(rf"</{name}\s*+>", re.IGNORECASE | re.ASCII)
+    for name in (
+        "audio",
+        "button",
+        "canvas",
+        "iframe",
+        "meter",
+        "object",
+        "picture",
+        "progress",
+        "select",
+        "video",
+    )
+} | dict.fromkeys(("embed", "input"), re.compile(""))
+_EMBEDDED_CHARACTERS = 4000  # of one of them
+_GOES_ON = re.compile(r"\s*+[^<\s]")
 _VOID = frozenset(
     ["area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"]
 )
@@ -67,14 +85,17 @@ _ATTRIBUTES = (
     | {"class", "content", "epub:type", "href", "id", "role", "translate", "type", "value"}
     | {*_NAMES, *_LANGUAGES}
 )
-_DESCRIPTIONS = frozenset(["description", "og:description", "og:title"])
+_DESCRIPTIONS = frozenset(
+    ["description", "og:description", "og:title", "twitter:description", "twitter:title"]
+)
 _BUTTONS = frozenset(["button", "reset", "submit"])
 
 
 class HtmlDocument(Document):
     """HTML: the text between two blocks or line breaks is a segment, and so are some attributes.
 
-    A picture or formula belongs to a sentence that has a word and a space before it, and ends others.
+    A picture or formula belongs to a sentence that has a word and a space before it, and ends others. So does
+    an embedded element, such as a field, if a text follows.
 
     Its encoding is the given one, or the one that its content says.
     """
@@ -92,6 +113,7 @@ class HtmlDocument(Document):
         self._num_inside = Counter[str]()
         self._fixed: list[str] = []  # its markup, if it stands within a sentence
         self._fixed_texts: list[str] = []
+        self._is_embedded = False  # whether the text is that of an element within a sentence
         self._is_apart = False  # whether white space is before the tag
         self._reading = ""  # the element of ruby around the place: "ruby", or that of a reading
 
@@ -113,7 +135,7 @@ class HtmlDocument(Document):
                 self._end(found[0], name)
             else:
                 self._is_apart = text[found.start() - 1 : found.start()].isspace()
-                after = 0 if self._left_out else self._add_note(found)
+                after = 0 if self._left_out else self._add_note(found) or self._add_embedded(found, name)
                 if after := after or self._add_without_letters(found[0], name, place):
                     place = after
                     continue
@@ -199,6 +221,19 @@ class HtmlDocument(Document):
                 parts[2 * number], partial(_replace_part, note, parts, 2 * number), name, its
             )
         return end
+
+    def _add_embedded(self, tag: re.Match[str], name: str) -> int:
+        """Adds an element with texts of its own within a sentence; returns the place after it, or 0."""
+        if name not in _EMBEDDED or self._is_embedded or not self._is_within:
+            return 0
+        end = _EMBEDDED[name].search(self._text, tag.end(), tag.end() + _EMBEDDED_CHARACTERS)
+        if end is None or not _GOES_ON.match(self._text, end.end()):
+            return 0
+        inner = HtmlDocument(b"", Path(), "utf-8")
+        inner._text, inner._is_embedded = self._text[tag.start() : end.end()], True
+        inner.source_language = self.source_language
+        self._flows.add_embedded(list(inner.parts()))
+        return end.end()
 
     def _add_without_letters(self, markup: str, name: str, place: int) -> int:
         """Keeps an element without letters within a sentence, such as a number.
@@ -330,7 +365,9 @@ def _is_untranslated(values: Mapping[str, re.Match[str]]) -> bool:
 def _is_shown(attribute: str, name: str, values: Mapping[str, re.Match[str]]) -> bool:
     """Whether readers of a page, or of search results, see an attribute of an element."""
     if attribute == "content":
-        return name == "meta" and any(_value(values[by]) in _DESCRIPTIONS for by in _NAMES if by in values)
+        return name == "meta" and any(
+            _value(values[by]).lower() in _DESCRIPTIONS for by in _NAMES if by in values
+        )
     if attribute == "value":
         return name == "input" and "type" in values and _value(values["type"]).lower() in _BUTTONS
     return attribute in _SHOWN

@@ -167,6 +167,8 @@ ATTACKS = {
     "ends of other tags": _repeated(".html", "</i>", "<b>" * 2_000 + "x"),
     "a paragraph of many tags": _repeated(".html", "x <b>y</b> "),
     "notes of a page": _repeated(".html", "x.<sup><a href=#n>[1]</a></sup> "),
+    "fields within a sentence": _repeated(".html", "x <select><option>x y</select> "),
+    "objects that do not end": _repeated(".html", "x <object> "),
     "notes that do not end": _repeated(".html", "<sup>1<a href=#n>", "x"),
     "notes between tags": _repeated(".html", "x <b><sup>1</sup><sup>2</sup> ", "x "),
     "readings that do not end": _repeated(".html", "<ruby>x<rt>", "x "),
