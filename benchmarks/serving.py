@@ -72,8 +72,10 @@ class RunningServer:
         return self.process.wait(_STOP_SECONDS)
 
     def cpu_seconds(self) -> float:
-        """Returns `cpu_seconds` of the process."""
-        return cpu_seconds(self.process.pid)
+        """Returns `cpu_seconds` of the process and of the instances that it has started."""
+        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
+        children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+        return sum(map(cpu_seconds, (self.process.pid, *children)))
 
     def num_threads(self) -> int:
         """Returns the current number of threads of the process; Linux only."""

@@ -25,7 +25,7 @@ with needs_extra("server,cpu", __name__):
     from seq2seq_serve.bundle.manifest import Bundle, BundleError, load_bundle
     from seq2seq_serve.client.files.documents import document_suffix, is_software
     from seq2seq_serve.client.files.formats import FORMATS, Writer, check_formats
-    from seq2seq_serve.client.files.glossary import with_glossary
+    from seq2seq_serve.client.files.glossary import problem_of_terms, with_glossary
     from seq2seq_serve.client.files.memory import TranslationMemory, memory_count, read_memory
     from seq2seq_serve.client.files.pairs import languages_of, standard_languages
     from seq2seq_serve.client.files.plan import (
@@ -64,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     write_any_text()
     options.generation = given_options(options)
+    if problem := problem_of_terms(options.generation):
+        parser.error(f"--terms: {problem}")
     try:
         options.runner = override(_RUNNER, vars(options))
     except ValueError as error:

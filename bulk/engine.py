@@ -12,13 +12,14 @@ from seq2seq_serve.client.errors import ClientError, FieldViolation
 from seq2seq_serve.client.files.plan import JobError
 from seq2seq_serve.client.files.worker import RunFiles, Worker, WorkerLost
 from seq2seq_serve.client.output import in_flags
-from seq2seq_serve.documents.segments import kind_of, options_by_kind
+from seq2seq_serve.documents.segments import TextKind, kind_of, options_by_kind, with_tags
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.sources import sources_of
 from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.errors import InvalidRequest, ServerError, Unavailable, is_about_all
 from seq2seq_serve.server.library import AsyncModel
 from seq2seq_serve.server.service.read.options import Decoding
+from seq2seq_serve.server.service.read.terms import Glossary
 from seq2seq_serve.server.service.status import status_of
 
 _TEXTS_PER_SLOT = 4  # that are decoded or wait: enough that no slot ever waits for a text
@@ -58,12 +59,17 @@ class Engine:
         by_kind = options_by_kind(
             options, has_attention=model.description.has_attention, keeps_placeholders=keeps_placeholders
         )
-        self._model = model
-        self._decodings = {kind: model.read_options(each) for kind, each in by_kind.items()}
+        self._model, self._has_attention = model, model.description.has_attention
+        self._decodings = dict[TextKind, Decoding]()
+        glossaries = dict[bool, Glossary | None]()  # by whether placeholders are kept
+        for kind, each in by_kind.items():
+            decoding = model.read_options(each, glossary=glossaries.get(each.keep_placeholders))
+            self._decodings[kind], glossaries[each.keep_placeholders] = decoding, decoding.glossary
         self.in_flight = _TEXTS_PER_SLOT * model.num_slots
 
     def prepare(self, text: str) -> tuple[list[pb.Source], Decoding]:
         """Returns the sources of a text, and how it is decoded."""
+        text = text if self._has_attention else with_tags(text)
         return sources_of(text), self._decodings[kind_of(text)]
 
     def keeps_placeholders(self, text: str) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
-from seq2seq_serve.bundle.words import CLOSING, UNSPACED, is_inside
+from seq2seq_serve.bundle.words import CLOSING, OPENING, UNSPACED, is_inside
 
+IN_PLACEHOLDERS = "%", "{", "<", "@", "://", "www.", "$t("  # each placeholder has at least one of them
 # The lengths are bounded, so that the time is linear in the length of any text.
 _PLACEHOLDER = re.compile(
     rf"""
@@ -35,17 +37,15 @@ _TAG_NAME = re.compile(r"<(/?)([A-Za-z][^\s/>]*+)")
 _AFTER_URL = ".,;:!?)]}'’”»"  # marks at the end of a URL, which belong to the sentence
 
 
-def placeholders(text: str) -> list[tuple[int, int]]:
-    """Returns where a text has placeholders, each by its begin and end, in their order.
+def placeholders(text: str) -> Iterator[tuple[int, int]]:
+    """Yields where a text has placeholders, each by its begin and end, in their order.
 
     They are URLs, e-mail addresses, tags (`<b>`, `<br/>`, `</a>`), and variables: `{name}`, `{{name}}`,
     `{count, number}`, `${name}`, `%{name}`, `$t(name)`, `%s`, `%1$s`, `%(name)s`, `%1`, `%@`, `%#@name@`.
     """
-    spans = []
     for found in _PLACEHOLDER.finditer(text):
         whole = found[0].rstrip(_AFTER_URL) if found["url"] else found[0]
-        spans.append((found.start(), found.start() + len(whole)))
-    return spans
+        yield found.start(), found.start() + len(whole)
 
 
 def is_kept(source: str, target: str) -> bool:
@@ -83,6 +83,11 @@ def space_around(text: str, begin: int, end: int) -> tuple[bool | None, bool]:
         return before.isspace(), after.isspace()
     is_part = is_inside(before) or before == "_"
     return (None if is_part else before not in CLOSING), not (is_inside(after) or after == "_")
+
+
+def is_after_space_in_bracket(text: str, begin: int) -> bool:
+    """Whether a space is between an opening bracket and the placeholder that begins at a place of a text."""
+    return begin > 1 and text[begin - 1].isspace() and text[begin - 2] in OPENING
 
 
 def _num_empty_pairs(text: str) -> int | None:

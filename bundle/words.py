@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 from functools import lru_cache
+
+from seq2seq_serve.bundle.characters import INVISIBLE
 
 # Scripts without white space between words, and Korean's, whose particles follow a noun without any
 UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u30ff\u3130-\u318f\u31f0-\u31ff\u3400-\u9fff"
     "\uac00-\ud7af\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
 )
-CLOSING = tuple(".,;:!?)]}>")
+MAX_TERM_LENGTH = 256  # characters of a term, and of its translation
+CLOSING, OPENING = tuple(".,;:!?)]}>"), tuple("([")
+_WITHOUT_INVISIBLE = dict.fromkeys(map(ord, INVISIBLE))
 _IS_UNSPACED = re.compile(f"[{UNSPACED}]")
 
 
@@ -30,7 +35,12 @@ def words(text: str) -> list[str]:
 
     In scripts without white space between words, each character is one.
     """
-    return _WORD.findall(unicodedata.normalize("NFC", text))
+    return _WORD.findall(unicodedata.normalize("NFC", text.translate(_WITHOUT_INVISIBLE)))
+
+
+def phrase(its_words: Iterable[str]) -> str:
+    """Returns some words with a line break behind each: equal for two terms that are one in the same case."""
+    return "".join(f"{word}\n" for word in its_words)
 
 
 def is_inside(character: str) -> bool:
@@ -80,3 +90,9 @@ def admits_placeholder(token: bytes) -> bool:
     It may where a word may, but not after the end of a clause, a bracket or another placeholder.
     """
     return opens(token) and token.decode(errors="replace")[-1:] not in CLOSING
+
+
+@lru_cache(maxsize=2**16)
+def ends_with_bracket(token: bytes) -> bool:
+    """Returns whether a token ends with an opening bracket, after which no space is written."""
+    return token.decode(errors="replace")[-1:] in OPENING

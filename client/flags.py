@@ -17,6 +17,7 @@ from typing import Any
 from seq2seq_serve.client.attention import DATA, IMAGE
 from seq2seq_serve.client.files.documents import document_suffix
 from seq2seq_serve.client.files.formats import check_kind, format_of
+from seq2seq_serve.client.files.glossary import problem_of_terms
 from seq2seq_serve.client.files.lines import STANDARD, is_compressed
 from seq2seq_serve.client.files.plan import DOCUMENT, PARQUET, TEXT, JobError
 from seq2seq_serve.client.many import DEFAULT_GIVE_UP_SECONDS, DEFAULT_IN_FLIGHT
@@ -492,8 +493,8 @@ def add_terms_flags(parser: argparse.ArgumentParser) -> None:
         "--glossary",
         type=Path,
         metavar="FILE",
-        help="glossary: a term, a tab and its translation on each line, or TBX (.tbx); a target has the "
-        "translations of the terms in its source, as with --terms",
+        help="glossary: a term, a tab and its translation on each line, a table (.csv), or TBX (.tbx); "
+        "a target has the translations of the terms in its source, as with --terms",
     )
     parser.add_argument(
         "--no-keep-placeholders",
@@ -641,6 +642,8 @@ def _translation(options: argparse.Namespace) -> Translation:
 def generation(options: argparse.Namespace) -> GenerateOptions:
     """Returns the generation options of a command's flags; wrong usage ends the program."""
     generate_options = given_options(options)
+    if problem := problem_of_terms(generate_options):
+        options.parser.error(f"{_FLAGS['terms']}: {problem}")
     generate_options.attention = options.attention is not None
     for name in _ONLY_IN_JSON:
         if getattr(generate_options, name) and not options.json:
@@ -719,11 +722,16 @@ def _problem_of_input(options: argparse.Namespace) -> str:
             options.parser.error("--json and --num-hypotheses are for lines, not for documents")
         suffix = document_suffix(path)
         if output.suffix.lower() != suffix:
-            return f"{path} is a document: give --output a name in {suffix}, or standard input its lines"
+            return (
+                f"{path} is a document: give --output a name in {suffix}, such as translated{suffix}; "
+                "to translate its lines without its structure, send them through standard input"
+            )
         if path.exists() and not path.is_file():
             return f"{path} is not a file: a document is read from one"
     elif kind == PARQUET:
         return f"{path} is a table: {program('bulk')} translates it"
+    elif path.is_dir():
+        return f"{path}: Is a directory: give its files, such as --input {path}/* --to FOLDER"
     elif kind != TEXT and output == STANDARD:
         return f"{path} has records: give --output, or standard input its lines"
     return ""

@@ -43,6 +43,9 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
 )
 from seq2seq_serve.protos.sources import Value
 
+_IN_PARTS = (
+    "a file of more than 4 MiB, one with --output and telephone samples are sent in parts, as a stream"
+)
 _TOO_LONG = "SOUND_TOO_LONG"  # the server's reason
 _MAX_FILE_BYTES = MAX_REQUEST_BYTES - 2**17  # of a sound in one request, whose prompt may have 64 KiB
 
@@ -139,14 +142,19 @@ def transcribe(
         return
     with opened(options.file) as stream:
         in_parts = partial(transcribe_parts, connect, model.name, options, generate_options, stream)
-        # Only a stream takes the encodings of telephones.
-        if options.output != STANDARD or options.form.encoding not in ("file", "pcm_s16"):
-            in_parts()
-            return
-        content = stream.read(_MAX_FILE_BYTES + 1)
-        if len(content) > _MAX_FILE_BYTES:
-            in_parts(content)
-            return
+        try:
+            # Only a stream takes the encodings of telephones.
+            if options.output != STANDARD or options.form.encoding not in ("file", "pcm_s16"):
+                in_parts()
+                return
+            content = stream.read(_MAX_FILE_BYTES + 1)
+            if len(content) > _MAX_FILE_BYTES:
+                in_parts(content)
+                return
+        except ClientError as error:
+            if any(violation.field.startswith("start.options.") for violation in error.field_violations):
+                raise error.followed_by(_IN_PARTS) from error
+            raise
     whole = GenerateOptions()
     whole.CopyFrom(generate_options)
     is_whole = has_several or whole.HasField("target_prefix")

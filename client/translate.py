@@ -32,7 +32,7 @@ from seq2seq_serve.client.files.formats import ANSWERS, Writer, format_of
 from seq2seq_serve.client.files.glossary import with_glossary
 from seq2seq_serve.client.files.lines import STANDARD, count_lines, open_binary, open_input
 from seq2seq_serve.client.files.memory import TranslationMemory, memory_count, read_memory
-from seq2seq_serve.client.files.pairs import languages_of, standard_languages
+from seq2seq_serve.client.files.pairs import check_languages, languages_of, standard_languages
 from seq2seq_serve.client.files.plan import (
     DOCUMENT,
     PLAN_FILE,
@@ -54,7 +54,7 @@ from seq2seq_serve.client.progress import Progress
 from seq2seq_serve.client.rpcs import Outcome, Translated
 from seq2seq_serve.client.sync import Client
 from seq2seq_serve.client.wire import Item, item_maker
-from seq2seq_serve.documents.segments import SoftwareText, WrongFile, kind_of, options_by_kind
+from seq2seq_serve.documents.segments import SoftwareText, WrongFile, kind_of, options_by_kind, with_tags
 from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse, Model
 
@@ -266,11 +266,12 @@ class _Setup:
         """Returns the settings with the name of the model and the terms of the glossary, and the others.
 
         Raises:
-            ClientError: As `_find_model`.
+            ClientError: As `_find_model`, or the options have other languages than the model.
             OSError: A file cannot be read, or has other languages than the options and the model.
         """
         if self._found is None:
             model = _find_model(self._client, plan)
+            check_languages(plan.options, model)
             memory = read_memory(*plan.memory, **languages_of(plan.options, model)) if plan.memory else None
             options = with_glossary(plan.options, plan.glossary, model)
             if not model.kind:  # it may be loaded before the next input
@@ -324,7 +325,7 @@ class _Server:
 
     def __init__(self, client: AsyncClient, plan: Translation, model: Model) -> None:
         self._client = client
-        self._model = model.name
+        self._model, self._has_attention = model.name, model.has_attention
         options_of = options_by_kind(
             plan.options, has_attention=model.has_attention, keeps_placeholders=plan.keeps_placeholders
         )
@@ -333,6 +334,7 @@ class _Server:
 
     def prepare(self, text: str) -> Item:
         """Returns a text with its options."""
+        text = text if self._has_attention else with_tags(text)
         return self._item_of[kind_of(text)](text)
 
     def kind_of(self, request: Item) -> int | None:

@@ -170,7 +170,8 @@ def _fitting(request: _Request) -> _Request:
     """Returns the request, or raises ValueError if it is too large."""
     if (num_bytes := request.ByteSize()) > MAX_REQUEST_BYTES:
         raise ValueError(
-            f"the request has {num_bytes} bytes, and the server accepts at most {MAX_REQUEST_BYTES}"
+            f"the request has {num_bytes} bytes, and the server accepts at most {MAX_REQUEST_BYTES}: make it "
+            "smaller; a sound can be sent in parts by AsyncClient.transcribe_live"
         )
     return request
 

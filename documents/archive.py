@@ -21,6 +21,7 @@ from seq2seq_serve.documents.segments import (
     Part,
     WrongFile,
     check_marks,
+    suffix_of,
     wrong_file,
 )
 
@@ -31,7 +32,7 @@ class Archive(Document):
     """An archive of XML. Its parts with texts are documents of their own.
 
     Attributes:
-        kind: What the file is, for errors.
+        kind: What the file is, for errors, which add its suffix.
         needed: The name of a part that each such file has.
         archive: The file.
         num_bytes: The length of the parts with texts, unpacked.
@@ -44,6 +45,7 @@ class Archive(Document):
         self, content: bytes, path: Path, max_marks: int = MAX_MARKS, max_bytes: int = MAX_BYTES
     ) -> None:
         self._path, self._max_bytes, self._num_file_bytes = path, max_bytes, len(content)
+        kind = f"{self.kind} ({suffix_of(path)})"
         try:
             self.archive = zipfile.ZipFile(io.BytesIO(content))
             members = self.archive.infolist()
@@ -54,7 +56,7 @@ class Archive(Document):
             if damaged := self.archive.testzip():
                 raise wrong_file(path, f"the part {damaged} of the file is damaged")
             if self.needed not in self._sizes:
-                raise wrong_file(path, f"the file is not {self.kind}")
+                raise wrong_file(path, f"the file is not {kind}")
             names = [name for name in self._names_of_texts() if name in self._sizes]
             self.num_bytes = sum(self._sizes[name] for name in names)
             self._check_size(self.num_bytes, max_bytes)
@@ -63,7 +65,7 @@ class Archive(Document):
         except WrongFile:
             raise
         except Exception as error:  # the library raises errors of many classes for damaged files
-            raise wrong_file(path, f"the file is not {self.kind}, or is damaged") from error
+            raise wrong_file(path, f"the file is not {kind}, or is damaged") from error
 
     def _check_size(self, size: int, limit: int) -> None:
         """Raises WrongFile if parts say that they have too many bytes, unpacked. No more are read."""

@@ -106,10 +106,9 @@ class _Entry:
         self.forms = "".join(event.markup for event in target.inside) if target else ""
         self._source = "".join(event.markup for event in source.inside)
         self._num_translated = 0
-        flows = Flows()
+        flows = Flows(is_tight=True)
         content = content_of(flows)
-        for event in source.inside:
-            content.add(event, event.local)
+        content.add_all(source.inside)
         flows.end()
         self._translation = flows.part()
 
@@ -281,6 +280,7 @@ class Xliff(_Bilingual):
         single=frozenset(["g", "pc", "mrk"]),
         fixed=frozenset(["ph"]),
         beside=frozenset(["x", "bx", "ex", "bpt", "ept", "it", "sc", "ec", "sm", "em", "cp"]),
+        has_tags=True,
     )
     root = "xliff"
     unit_names = ("trans-unit", "segment")
@@ -321,7 +321,7 @@ def _with(tag: str, attribute: re.Pattern[str] | None, value: str) -> str:
 class QtTranslations(_Bilingual):
     """Qt's .ts: messages without a translation. One to review stays "unfinished"."""
 
-    names = Names(beside=frozenset(["byte"]), keeps_lines=True)
+    names = Names(beside=frozenset(["byte"]), keeps_lines=True, has_tags=True)
     root = "TS"
     unit_names = ("message",)
     language_names = ("sourcelanguage",), ("language",)

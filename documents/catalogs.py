@@ -16,6 +16,7 @@ from typing import Any
 
 from seq2seq_serve.documents.segments import LINE_BREAK, decoded, wrong_file
 from seq2seq_serve.documents.values import PlacedString, Spliced, imported, without_escapes
+from seq2seq_serve.protos.languages import is_same_language
 
 _TO_ESCAPE = str.maketrans({"\\": r"\\", "\n": r"\n", "\t": r"\t", "\r": r"\r", "\f": r"\f"})
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
@@ -29,6 +30,8 @@ _APPLE_TOKEN = re.compile(
     r'/\*(?:[^*]|\*(?!/))*+(?:\*/)?+|//[^\r\n]*+|"((?:[^"\\]|\\.)*+)"|[=;]|[\w.$:/-]++|(\s++)|(.)', re.DOTALL
 )
 _JSON_TOKEN = re.compile(r'\s++|"(?:[^"\\\x00-\x1f]|\\.)*+"|[{}\[\],:]|[-+.\w]++|(.)', re.DOTALL)
+_JSON_LD = frozenset(f'"@{name}"' for name in ("base", "context", "id", "language", "type", "vocab"))
+_YAML_ROOT = re.compile(r"^(?!---|\.\.\.)[^\s#%]", re.MULTILINE)
 _YAML_PROPERTIES = re.compile(r"(?:[&!]\S*+\s++)*+")
 _YAML_LINE = re.compile(r"^ *+(\S[^\n\r]*+)", re.MULTILINE)
 _YAML_INDENTATION = re.compile(r"[\n\r]( ++)[^ \n\r]")
@@ -93,7 +96,9 @@ def _apple_string(text: str) -> str:
 
 
 class JsonCatalog(Spliced):
-    """JSON: values that are strings are texts. Flutter's .arb: those of keys that begin with @ are not.
+    """JSON: values that are strings are texts, but those of JSON-LD's keywords, such as @type.
+
+    Flutter's .arb: those of keys that begin with @ are not.
 
     The value of its key @@locale becomes the language of the translations, if that is known.
     """
@@ -129,7 +134,7 @@ class JsonCatalog(Spliced):
                     yield *found.span(), None, encode
             elif first == '"' and expects in ("key", "first key"):
                 key = token
-                is_left_out = opened[-1][1] or (is_arb and token[1] == "@")
+                is_left_out = opened[-1][1] or (token[1] == "@" if is_arb else token in _JSON_LD)
                 expected = "colon"
             elif first == ":" and expects == "colon":
                 expected = "value"
@@ -157,7 +162,11 @@ class JsonCatalog(Spliced):
 
 
 class YamlCatalog(Spliced):
-    """YAML: values that are strings are texts. Anchors are not expanded: each text is there once."""
+    """YAML: values that are strings are texts. Anchors are not expanded: each text is there once.
+
+    A single key of the outermost mapping that is the language of the texts, as in Rails, becomes that of the
+    translations, if both are known.
+    """
 
     def __init__(self, content: bytes, path: Path) -> None:
         self._yaml = imported("yaml", path)
@@ -170,6 +179,7 @@ class YamlCatalog(Spliced):
     def strings(self) -> Iterator[PlacedString]:
         opened: list[str] = []  # what comes next at each level: a key or a value of a mapping, or an item
         num_brackets = 0  # levels from the outermost bracket on
+        has_one_root = len(_YAML_ROOT.findall(self._text)) == 1
         loader = getattr(self._yaml, "CSafeLoader", self._yaml.SafeLoader)
         try:
             for event in self._yaml.parse(self._text, Loader=loader):
@@ -186,9 +196,23 @@ class YamlCatalog(Spliced):
                         num_brackets += num_brackets > 0 or event.flow_style
                     elif comes != "key" and isinstance(event, self._yaml.ScalarEvent):
                         yield from self._scalar(event, is_in_brackets=num_brackets > 0)
+                    elif comes == "key" and has_one_root and len(opened) == 1 and not num_brackets:
+                        yield from self._root(event)
         except self._yaml.YAMLError as error:
             text = " ".join(str(error).split())
             raise wrong_file(self._path, f"the file is not YAML: {text}") from error
+
+    def _root(self, event: Any) -> Iterator[PlacedString]:
+        """Yields the key of the outermost mapping if it is the language of the texts."""
+        if isinstance(event, self._yaml.ScalarEvent) and self.source_language:
+            begin, end = event.start_mark.index, event.end_mark.index
+            if is_same_language(event.value, self.source_language):
+                yield begin, end, None, _json_string if event.style else self._plain[False]
+
+    def without_text(self, markup: str, encode: Callable[[str], str]) -> str:
+        """Returns the language in place of that of the texts, with a low line if that has one."""
+        language = self.target_language.replace("-", "_" if "_" in markup else "-")
+        return encode(language) if language else markup
 
     def _scalar(self, event: Any, *, is_in_brackets: bool) -> Iterator[PlacedString]:
         begin, end = event.start_mark.index, event.end_mark.index
@@ -238,5 +262,8 @@ def _json_string(text: str) -> str:
 
 
 def _not_kind(path: Path, what: str, text: str, place: int) -> OSError:
-    line = len(LINE_BREAK.findall(text, 0, place)) + 1
-    return wrong_file(path, f"the file is not {what}: see line {line}")
+    breaks = [found.end() for found in LINE_BREAK.finditer(text, 0, place)]
+    column = place - (breaks[-1] if breaks else 0) + 1
+    shown = text[place : place + 1]
+    reason = f"{shown!r} is not expected there" if shown else "something is missing at its end"
+    return wrong_file(path, f"the file is not {what}: see line {len(breaks) + 1}, column {column}: {reason}")

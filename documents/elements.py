@@ -7,10 +7,11 @@ where everything stands. Entities of a file's own are refused: a few lines of th
 from __future__ import annotations
 
 import codecs
+import html
 import re
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from html.entities import html5
@@ -18,8 +19,9 @@ from pathlib import Path
 from xml.parsers import expat
 
 from seq2seq_serve.documents.markup import Flows, escaped_xml, unescaped
-from seq2seq_serve.documents.segments import Document, Part, wrong_file
-from seq2seq_serve.documents.spans import Tag
+from seq2seq_serve.documents.segments import Document, Part, Segment, TextSpan, has_words, wrong_file
+from seq2seq_serve.documents.spans import Here, Tag
+from seq2seq_serve.documents.tags import Element, Tags
 
 BEGIN, END, TEXT, OTHER = range(4)
 
@@ -29,6 +31,9 @@ _NO_ATTRIBUTES: dict[str, str] = {}
 _DECLARED = re.compile(rb"""<\?xml[^>]{1,100}?encoding\s*=\s*["']([\w.-]{1,40})["']""")
 _TAG_NAME = re.compile(r"<[^\s/>]+")
 _LINE_BREAK = re.compile(r"((?:\r\n|[\r\n]|&#(?:10|13|[xX]0?[aAdD]);)\s*+)")
+_RANGE, _IDS = re.compile("-?(?:start|end)", re.IGNORECASE), ("id", "name", "change-id")  # of ranges
+_DESCRIPTION = re.compile(r"""\sdescr\s*=\s*("[^"]*"|'[^']*')""")
+_FILE = re.compile(r"\.(?:bmp|emf|gif|jpe?g|png|svg|tiff?|webp|wmf)\s*\Z", re.IGNORECASE)
 _CHARSETS = re.compile(r"utf-8|ascii|cp\d+|iso8859-\d+|koi8-[ru]|gb\w*|shift_jis|euc_\w+|big5")
 
 
@@ -179,11 +184,14 @@ class Names:
         fixed: The same; what they have inside is a part of the text, but is not translated.
         begins: Those of them where a range of texts, such as a bookmark, begins.
         ends: Those where one ends.
+        boxes: They stay where they are within a text, and have texts of their own inside, as notes have.
+        source: They belong to the words of the source, such as readings: a translation does not have them.
         left_out: They end a text, and stay with all that they have inside.
         texts: Only they have texts; without any, all elements have.
         properties: They belong to the element that begins before them.
         keeps_space: Whether elements of texts need an attribute to keep the white space at their ends.
         keeps_lines: Whether line breaks are shown: they end a text, and stay.
+        has_tags: Whether texts are strings of programs, which may have tags of HTML, escaped.
     """
 
     around: frozenset[str] = _NONE
@@ -193,16 +201,38 @@ class Names:
     fixed: frozenset[str] = _NONE
     begins: frozenset[str] = _NONE
     ends: frozenset[str] = _NONE
+    boxes: frozenset[str] = _NONE
+    source: frozenset[str] = _NONE
     left_out: frozenset[str] = _NONE
     texts: frozenset[str] = _NONE
     properties: frozenset[str] = _NONE
     keeps_space: bool = False
     keeps_lines: bool = False
+    has_tags: bool = False
 
 
 def named(namespace: str, names: str) -> frozenset[str]:
     """Returns names, which white space separates, in a namespace that ends with a space."""
     return frozenset(namespace + name for name in names.split())
+
+
+def description(event: Event) -> re.Match[str] | None:
+    """Returns the attribute of an element that describes a picture in words; None if there is none."""
+    text = event.attributes.get("descr", "")
+    return _DESCRIPTION.search(event.markup) if has_words(text) and not _FILE.search(text) else None
+
+
+def described(event: Event, flows: Flows) -> Tag:
+    """Returns what is written for such an element, and adds its description to the texts."""
+    tag, found = Tag(event.markup, ""), description(event)
+
+    def write(pieces: Sequence[TextSpan]) -> None:
+        if found is not None:
+            before, after = event.markup[: found.start(1)], event.markup[found.end(1) :]
+            tag.open = f'{before}"{html.escape("".join(text for text, _ in pieces))}"{after}'
+
+    flows.segments.append(Segment([(event.attributes["descr"], 0)], write))
+    return tag
 
 
 class Content:
@@ -211,7 +241,12 @@ class Content:
     Attributes:
         flows: Those of the document.
         source_language: The tag of the language of its texts; empty if it is not known.
+        decoded: Returns what the markup of a text says.
+        escape: Returns how a text is written.
     """
+
+    decoded = staticmethod(unescaped)
+    escape = staticmethod(escaped_xml)
 
     def __init__(self, flows: Flows, names: Names) -> None:
         self.source_language = ""
@@ -220,14 +255,22 @@ class Content:
         self._kept: list[str] = []  # the markup of an element that stays, and of those inside
         self._kept_texts: list[str] = []
         self._depth = 0  # within it
-        self._keep: Callable[[str], None] = flows.add_markup
+        self._keep: Callable[[str], object] = flows.add_markup
         self._opened: Tag | None = None  # by the last event
         self._held: list[Event] = []  # a text element and its text
+        self._outer: Flows | None = None  # those around a box, which has texts of its own
+        self._depth_in_box = 0
+        self._ranges: dict[tuple[str, str], Here] = {}  # the begins of ranges, by their names
 
     def add(self, event: Event, name: str) -> None:
         """Adds the next event; `name` is that of its element, as the names have it."""
         flows, names, opened = self.flows, self._names, self._opened
         self._opened = None
+        if self._depth_in_box:
+            self._depth_in_box += (event.kind == BEGIN) - (event.kind == END)
+            if not self._depth_in_box:
+                self._end_box(event.markup)
+                return
         if self._depth:
             self._kept.append(event.markup)
             self._kept_texts.append(event.text)
@@ -243,6 +286,8 @@ class Content:
                 self.add_text(event)
             elif opened is not None:  # before its properties
                 opened.open += event.markup
+            elif event.text.isspace():
+                flows.add_source(event.markup)
             else:
                 flows.add_markup(event.markup)
         elif event.kind == OTHER:
@@ -252,6 +297,10 @@ class Content:
         elif event.kind == BEGIN and (keep := self._kept_by(event, name)):
             self._keep, self._depth = keep, 1
             self._kept.append(event.markup)
+        elif name in names.boxes and event.kind == BEGIN and self._outer is None:
+            self._depth_in_box = 1
+            self._begin_box()
+            self.flows.end(event.markup)
         elif name in names.around and event.kind == BEGIN:
             is_single = name in names.single or "id" in event.attributes
             is_run = name in names.runs
@@ -264,7 +313,18 @@ class Content:
     def finish(self) -> None:
         """Adds the events that wait for others, at the end of the text element."""
 
-    def _kept_by(self, event: Event, name: str) -> Callable[[str], None] | None:
+    def add_all(self, events: Sequence[Event]) -> None:
+        """Adds all events of a text."""
+        self.flows.tags = None
+        if self._names.has_tags and any("&" in event.markup for event in events):
+            elements = {BEGIN: Element.BEGIN, END: Element.END}
+            written = (event for event in events if event.kind != OTHER and not _is_cdata(event))
+            parts = [elements.get(event.kind, event.markup) for event in written]
+            self.flows.tags = Tags(parts, self.decoded, self.escape)
+        for event in events:
+            self.add(event, event.local)
+
+    def _kept_by(self, event: Event, name: str) -> Callable[[str], object] | None:
         """Returns what keeps an element with all that it has inside; None if it does not stay."""
         if name in self._names.properties:
             return self.flows.extend
@@ -273,11 +333,34 @@ class Content:
             return self._add_fixed
         if name in self._names.beside:
             is_range = name in self._names.begins or name in self._names.ends
-            return partial(self.flows.add_markup, begins=name in self._names.begins if is_range else None)
+            return partial(self._add_range, event) if is_range else self.flows.add_markup
+        if name in self._names.source:
+            return self.flows.add_source
         return self.flows.end if name in self._names.left_out else None
+
+    def _begin_box(self) -> None:
+        """Begins markup within a text that has texts of its own."""
+        self._outer, self.flows = self.flows, self.flows.inner()
+
+    def _end_box(self, markup: str) -> None:
+        inner, self.flows, self._outer = self.flows, self._outer or self.flows, None
+        inner.end(markup)
+        self.flows.add_inner(inner)
+
+    def _add_range(self, event: Event, markup: str) -> None:
+        """Adds the begin or end of a range of texts, or one of an empty range, which has no words."""
+        begins, namespace = event.name in self._names.begins, event.name.rpartition(" ")[0]
+        kind = _RANGE.sub("", event.local)
+        name = next((value for key in _IDS if (value := event.attributes.get(f"{namespace} {key}"))), "")
+        here = self.flows.add_markup(markup, begins=begins)
+        if begins:
+            self._ranges[kind, name] = here
+        elif (begin := self._ranges.pop((kind, name), here)).number == here.number:
+            begin.begins = here.begins = None
 
     def _add_fixed(self, markup: str) -> None:
         text = "".join(self._kept_texts)
+        text = text.strip() if self._names.texts else text  # between text elements, white space is not shown
         if text.strip():
             self.flows.add_fixed(markup, text)
         else:
@@ -285,20 +368,27 @@ class Content:
 
     def add_text(self, event: Event) -> None:
         """Adds a text. One of markup within CDATA stays."""
-        if "<" in event.text and "<![CDATA[" in event.markup:
+        has_lines = self._names.keeps_lines or self._names.has_tags
+        if _is_cdata(event) and "<" in event.text:
             self.flows.end(event.markup)
-        elif self._names.keeps_lines and "<![CDATA[" not in event.markup:
-            self._add_lines(event.markup)
-        else:
+        elif _is_cdata(event) or not has_lines:
             self.flows.add_text(event.markup, event.text)
+        elif self.flows.tags is None:
+            self.add_lines(event.markup)
+        else:
+            self.flows.tags.add(self.flows, event.markup, self.add_lines)
 
-    def _add_lines(self, markup: str) -> None:
-        """Adds the lines of a text, each of which is a text of its own."""
-        for number, part in enumerate(_LINE_BREAK.split(markup)):
+    def add_lines(self, markup: str) -> None:
+        """Adds the lines of a text, each of which may be a text of its own."""
+        for number, part in enumerate(_LINE_BREAK.split(markup) if self._names.keeps_lines else [markup]):
             if number % 2:
                 self.flows.end(part)
             elif part:
-                self.flows.add_text(part, unescaped(part))
+                self.flows.add_text(part, self.said(part))
+
+    def said(self, markup: str) -> str:
+        """Returns what the markup of a text without tags says."""
+        return self.decoded(markup) if self.flows.tags is None else self.flows.tags.said(markup)
 
     def _hold(self, event: Event, name: str) -> None:
         """Adds the text of an element that has one."""
@@ -316,12 +406,16 @@ class Content:
             inside = "".join(one.markup for one in texts)
             if self._names.keeps_lines and _LINE_BREAK.search(inside) and "<" not in inside:
                 self.flows.end(begin.markup)
-                self._add_lines(inside)
+                self.add_lines(inside)
                 self.flows.end(last.markup)
             else:
                 self.flows.add_text(markup, text, (tag, last.markup))
         else:
             self.flows.add_markup(markup)
+
+
+def _is_cdata(event: Event) -> bool:
+    return "<![CDATA[" in event.markup
 
 
 class XmlTexts(Document):
@@ -345,7 +439,7 @@ class XmlTexts(Document):
     def __init__(self, content: bytes, path: Path, part: str = "") -> None:
         self._from = path, part
         self.encoding, self._content = decoded_xml(content, path, part)
-        self._flows = Flows(self.escape)
+        self._flows = Flows(self.escape, is_tight=self.names.has_tags)
         self.around: list[Event] = []
         self.before = ""
 
@@ -353,14 +447,21 @@ class XmlTexts(Document):
         inside = self.content_of(self._flows, self.names)
         inside.source_language = self.source_language
         depth = 0  # of elements in a text
+        string = list[Event]()
         for event in events(self._content, *self._from, self.root):
             if event.kind == BEGIN and self._flows.is_ready and not self.is_held:
                 yield self._flows.part(self.changed)
             if depth:
                 depth += (event.kind == BEGIN) - (event.kind == END)
+                if depth and self.names.has_tags:
+                    string.append(event)
+                    continue
                 if depth:
                     inside.add(event, self.name_of(event))
                     continue
+                if string:
+                    inside.add_all(string)
+                    string.clear()
                 inside.finish()
             self._flows.end(self.outside(event))
             if event.kind == BEGIN:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from seq2seq_serve.documents.spans import Here, Placed
 
 _NUM_COMPARED = 16  # texts with the same first word that are looked for in a translation
-_WORD_CHARACTERS = re.compile(r"\w+")
+_WORD, _WORD_OR_MARK = re.compile(r"\w+"), re.compile(r"\w+|[^\w\s]")
 _CORE = re.compile(r"\w(?:.*\w)?", re.DOTALL)
 
 
@@ -76,14 +76,14 @@ def _found(whole: str, fixed: Sequence[Here]) -> list[tuple[int, int, Here]]:
     by_word: dict[str, dict[str, list[Here]]] = {}
     for here in reversed(fixed):
         text = here.text.strip()
-        if word := _WORD_CHARACTERS.search(text):
+        if word := _WORD.search(text) or _WORD_OR_MARK.search(text):
             by_word.setdefault(word[0], {}).setdefault(text, []).append(here)
     found, end = list[tuple[int, int, Here]](), 0
     ordered = {word: sorted(texts, key=len, reverse=True)[:_NUM_COMPARED] for word, texts in by_word.items()}
-    for word in _WORD_CHARACTERS.finditer(whole):
+    for word in _WORD_OR_MARK.finditer(whole):
         for text in ordered.get(word[0], ()):
             heres = by_word[word[0]][text]
-            first = _WORD_CHARACTERS.search(text)
+            first = _WORD.search(text)
             begin = word.start() - (first.start() if first else 0)
             stop = begin + len(text)
             if (

@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from seq2seq_serve.documents.alignment import formatted
 from seq2seq_serve.documents.emphasis import with_tags
 from seq2seq_serve.documents.fixed import with_fixed
 from seq2seq_serve.documents.notes import END_MARKS, is_after_end
-from seq2seq_serve.documents.segments import Part, Segment, TextSpan, has_choice, has_words
+from seq2seq_serve.documents.segments import WITH_TAGS, Part, Segment, TextSpan, has_choice, has_words
 from seq2seq_serve.documents.spans import (
     NO_TAG,
     Here,
@@ -31,6 +32,9 @@ from seq2seq_serve.documents.spans import (
     place_spaces,
     with_spaces_outside,
 )
+
+if TYPE_CHECKING:
+    from seq2seq_serve.documents.tags import Tags
 
 MAX_COPIES = 4  # how often the markup of a text may be written around parts of its translation
 
@@ -51,14 +55,14 @@ def _joined(parts: Sequence[Placed]) -> list[Placed]:
     ]
 
 
+_OPEN, _CLOSE, _TEXT = range(3)
+_Event = tuple[int, Tag, str, Here | None]  # what is written, with the tag, or the text and its place
+
+
 def _with_end_apart(text: str, here: Here) -> list[Placed]:
     """Returns a part of a translation with the marks apart that it begins with, and end a sentence."""
     marks = END_MARKS.match(text) if not here.is_fixed else None
     return [(text[: marks.end()], here), (text[marks.end() :], here)] if marks else [(text, here)]
-
-
-_OPEN, _CLOSE, _TEXT = range(3)
-_Event = tuple[int, Tag, str, Here | None]  # what is written, with the tag, or the text and its place
 
 
 @dataclass(slots=True)
@@ -68,7 +72,7 @@ class _Flow:
     Attributes:
         begin: The tag around the place where it begins.
         end: That around its end.
-        tokens: What is written: texts, tags that begin, the ends of tags.
+        tokens: What is written: texts, tags that begin, the ends of tags, and markup of the source only.
         pieces: Its texts.
         kept: See `Segment`.
         end_number: The number of texts before its end in the document.
@@ -77,6 +81,8 @@ class _Flow:
         is_ordered: Whether markup that belongs to no text stays in its order.
         closes: The ends of tags that began before the flow and end in it, and those that may change.
         translated: Replaces the texts.
+        tags: Those of the string of a program that it belongs to.
+        whole: Replaces all that is written.
     """
 
     begin: Tag
@@ -90,10 +96,14 @@ class _Flow:
     is_ordered: bool
     closes: Mapping[Tag, str | Tag]
     translated: Sequence[TextSpan] | None = None
+    tags: Tags | None = None
+    whole: str | None = None
 
     def translate(self, pieces: Sequence[TextSpan]) -> None:
-        """Replaces the texts, each of which has the formatting of its number."""
+        """Replaces the texts, each of which has the formatting of its number, or all."""
         self.translated = pieces
+        if self.tags is not None and pieces and pieces[0][1] == WITH_TAGS:
+            self.whole = self.tags.escape(pieces[0][0])
 
     def close(self, tag: Tag) -> str:
         """Returns the end of a tag."""
@@ -101,6 +111,8 @@ class _Flow:
 
     def markup(self) -> str:
         """Returns what is written, with a translation if there is one."""
+        if self.whole is not None:
+            return self.whole
         source = "".join(map(_written, self.tokens))
         if self.translated is None or self.translated is self.pieces:
             return source
@@ -129,7 +141,7 @@ class _Flow:
             return None
         fixed = {here for _, here in parts if here.is_fixed}
         marks = [here for here in heres if here.around is None or (here.is_fixed and here not in fixed)]
-        return _Writer(self, events).written([mark for mark in marks if not mark.is_source])
+        return _Writer(self, events).written(marks)
 
     def _events(self, parts: Sequence[Placed], max_length: int | None) -> list[_Event] | None:
         events, place, num_tagged = list[_Event](), self.begin, 0
@@ -167,6 +179,8 @@ class _Writer:
         self._waiting: dict[Tag, list[Here]] = {}  # the same, by the tag around it
         self._is_after_word = self._is_after_fixed = False  # the latter without a space of its own
         self._gap = 0  # where this space stands among the written ones
+        # The present run if it has a text, how many parts were written then, what begins a longer text in it
+        self._last: tuple[Tag | None, int, tuple[str, ...]] = None, 0, ()
         longest = dict[Tag, float]()
         opened = dict[Tag, tuple[int, int]]()
         num_letters = 0
@@ -201,6 +215,7 @@ class _Writer:
                     hidden.add(tag)
                 else:
                     self._write_tag(tag, is_open=True)
+                    self._last = None, 0, ()
                 place = tag
             elif kind == _CLOSE:
                 if tag in hidden:
@@ -217,24 +232,44 @@ class _Writer:
             elif here is not None:
                 self._write_text(text, here)
             self._write_marks(number, place)
+        for mark in [mark for marks in self._waiting.values() for mark in marks]:
+            self._move(self._flow.end, mark.place)
+            self._written.append(_written(mark))
+            self._move(mark.place, self._flow.end)
         with_tags(self._written, self._emphases)
-        return "".join([*self._written, *(mark.markup for marks in self._waiting.values() for mark in marks)])
+        return "".join(self._written)
 
     def _write_text(self, text: str, here: Here) -> None:
         if self._is_after_fixed and (text[0].isalnum() or (here.is_fixed and self._flow.is_tight)):
             if here.place.is_run:
                 text = f" {text}"
             else:
-                self._written[self._gap] = " "
+                self._written[self._gap] = self._space
         self._is_after_fixed, self._is_after_word = False, not text[-1].isspace()
-        last = next(filter(None, reversed(self._written)), "")
-        if here.is_fixed and here.markup.startswith("`") and last.endswith("`"):
-            self._written.append(" ")  # two codes of Markdown side by side would be one
-        if here.is_fixed or text == here.text:
+        around, escaped = here.around or ("", ""), self._flow.escape(text)
+        if not here.markup and not here.place.is_run:
+            around = self._plain
+        run, num_written, begun = self._last
+        if here.is_fixed:
+            last = next(filter(None, reversed(self._written)), "")
+            if here.markup.startswith("`") and last.endswith("`"):
+                self._written.append(" ")  # two codes of Markdown side by side would be one
             self._written.append(here.markup)
+            return
+        is_joined = run is here.place and num_written == len(self._written)
+        if run is here.place and not is_joined:  # a run has at most one text element
+            self._written += [self._flow.close(here.place), here.place.open]
+        if is_joined:
+            self._written[-1:] = [*begun[:-1], escaped, begun[-1]]
+            begun = begun[-1:]
+        elif text == here.text:
+            self._written.append(here.markup)
+            begun = around[0], escaped, around[1]
         else:
-            before, after = here.around or ("", "")
-            self._written += [before, self._flow.escape(text), after]
+            self._written += [around[0], escaped, around[1]]
+            begun = around[1:]
+        if here.place.is_run:
+            self._last = here.place, len(self._written), begun
 
     def _plan(self, marks: Sequence[Here]) -> None:
         """Finds the event after which each mark can be written, and the tag around it that is written."""
@@ -256,6 +291,8 @@ class _Writer:
                 break
             at_end[tag.around or NO_TAG] = number
         around, place, begin, latest = dict[Tag, Tag](), 0, -1, -1
+        # For each tag the outermost one without a text that it is in, whose marks stay together
+        outermost, places = dict[Tag, Tag | None](), dict[Tag, int]()
         for mark in marks:
             while place < len(numbers) and numbers[place] < mark.number:
                 latest = max(latest, last[numbers[place]])
@@ -265,22 +302,19 @@ class _Writer:
                 passed.append(inner)
                 inner = around.get(inner) or inner.around or NO_TAG
             around |= dict.fromkeys(passed, inner)
+            empty = next((tag for tag in reversed(passed) if not tag.has_text), None)
+            empty = outermost.get(empty, empty) if empty else None
+            outermost |= dict.fromkeys(passed, empty)
             before = numbers[place - 1] if place else -1
             is_inside = before >= inner.first and place
             event = last[before] if is_inside else self._begins.get(inner, -1)
             if mark.is_after_end is not None and is_inside and inner.first <= numbers[0]:
-                event = latest
-                after = next(
-                    (
-                        n
-                        for n in range(event + 1, min(event + _NEAR, len(self._events)))
-                        if self._events[n][2]
-                    ),
-                    None,
-                )
-                if mark.is_after_end and after and END_MARKS.fullmatch(self._events[after][2]):
-                    event = after
-            is_last = mark.number >= min(inner.end, self._flow.end_number)
+                near = range(latest + 1, min(latest + _NEAR, len(self._events)))
+                after = next((number for number in near if self._events[number][2]), None)
+                is_end = mark.is_after_end and after and END_MARKS.fullmatch(self._events[after][2])
+                event = after if after and is_end else latest
+            end = self._flow.end_number if inner.is_run else min(inner.end, self._flow.end_number)
+            is_last = mark.number >= end  # a run may also have the texts of later ones
             if is_last and mark.begins is not False:
                 event = self._ends.get(inner, at_end.get(inner, len(self._events))) - 1
             elif mark.begins and place < len(numbers):
@@ -292,6 +326,8 @@ class _Writer:
                 event = max(event, begin)
             if mark.begins or self._flow.is_ordered:
                 begin = max(begin, event)  # the end of the range is not before it
+            if empty is not None:
+                event = places.setdefault(empty, event)
             self._after.setdefault(event, []).append(mark)
         self._around = around
 
@@ -313,6 +349,7 @@ class _Writer:
             self._written.append(self._flow.close(place))
             self._write_waiting(place.around)
             self._written.append(place.open)
+            self._last = None, 0, ()
         self._write_waiting(place)
 
     def _write_waiting(self, place: Tag) -> None:
@@ -321,11 +358,14 @@ class _Writer:
             return
         at = place
         for mark in self._waiting.pop(place):
-            space = mark.space or (self._space if mark.is_fixed and self._is_after_word else "")
-            at = self._move(at, mark.place, space)
+            is_spaced = mark.is_fixed and (mark.around is not None or self._is_between_spaces(mark))
+            if is_spaced and self._is_after_word:
+                outer = mark.place.around or NO_TAG if mark.place.is_run else mark.place
+                at = self._move(at, outer, self._space)
+            at = self._move(at, mark.place, mark.space or "")
             if mark.is_fixed:
-                self._is_after_word = self._is_after_fixed = True
-            self._written.append(mark.markup)
+                self._is_after_word, self._is_after_fixed = True, is_spaced
+            self._written.append(_written(mark))
         self._move(at, place)
         self._leave_gap()
 
@@ -335,27 +375,40 @@ class _Writer:
             self._gap = len(self._written)
             self._written.append("")
 
-    @cached_property
+    @property
     def _space(self) -> str:
         """A space beside a text, where there are runs in one of its own."""
+        return f"{self._plain[0]} {self._plain[1]}"
+
+    def _is_between_spaces(self, mark: Here) -> bool:
+        """Whether white space is on both sides of markup in the source."""
+        texts = self._flow.pieces
+        place = mark.number - self._flow.end_number + len(texts)
+        return 0 < place < len(texts) and texts[place - 1][0][-1:].isspace() and texts[place][0][:1].isspace()
+
+    @cached_property
+    def _plain(self) -> tuple[str, str]:
+        """What is written around a text beside others, where there are runs in one of its own."""
         texts = (token for token in self._flow.tokens if isinstance(token, Here) and token.place.is_run)
         for run, around in ((here.place, here.around) for here in texts):
             if around is not None and any(around):
-                return f"{run.open}{around[0]} {around[1]}{self._flow.close(run)}"
-        return " "
+                return run.open + around[0], around[1] + self._flow.close(run)
+        return "", ""
 
     def _move(self, one: Tag, other: Tag, space: str = "") -> Tag:
         """Writes a space and the tags between two places, without those that had texts, and have none now."""
-        closing, opening = (
-            [tag for tag in tags if tag.is_run or not tag.has_text] for tags in between(one, other)
-        )
+        closing, opening = between(one, other)
         is_before = any(tag.instead for tag in opening)
         for tag in closing:
-            self._write_tag(tag, is_open=False)
-        self._written.append(space if is_before else "")
+            if tag.is_run or not tag.has_text:
+                self._write_tag(tag, is_open=False)
+        self._written += [space] * (is_before and bool(space))
         for tag in opening:
-            self._write_tag(tag, is_open=True)
-        self._written.append("" if is_before else space)
+            if tag.is_run or not tag.has_text:
+                self._write_tag(tag, is_open=True)
+        self._written += [space] * (not is_before and bool(space))
+        if opening:
+            self._last = None, 0, ()
         return other
 
     def _write_tag(self, tag: Tag, *, is_open: bool) -> None:
@@ -364,7 +417,20 @@ class _Writer:
         self._written.append(tag.open if is_open else self._flow.close(tag))
 
 
+@dataclass(slots=True, eq=False)
+class _Box(Here):
+    """Markup with texts of its own, such as a note.
+
+    Attributes:
+        written: Returns what is written with these texts as they are then.
+    """
+
+    written: Callable[[], str] = str
+
+
 def _written(part: str | Here | Tag | _Flow) -> str:
+    if isinstance(part, _Box):
+        return part.written()
     if isinstance(part, _Flow | Here):
         return part.markup() if isinstance(part, _Flow) else part.markup
     return part.open if isinstance(part, Tag) else part
@@ -380,6 +446,7 @@ class Flows:
 
     Attributes:
         segments: Those of the flows that ended after the last part.
+        tags: Those of the present string of a program, if it may have some as text.
         has_words: Whether the present flow has words.
     """
 
@@ -390,7 +457,9 @@ class Flows:
         is_tight: bool = False,
         is_ordered: bool = False,
     ) -> None:
-        self._how = escape, is_tight, is_ordered
+        self.tags: Tags | None = None
+        self._escape = escape
+        self._how = is_tight, is_ordered
         self.segments: list[Segment] = []
         self._parts: list[str | Here | Tag | _Flow] = []
         self._place = self._begin = NO_TAG
@@ -402,8 +471,9 @@ class Flows:
         self._pieces: list[TextSpan] = []
         self._kept: list[range] = []
         self._closes: dict[Tag, str | Tag] = {}
-        self._embedded: list[tuple[Here, Sequence[Part]]] = []  # since the last part
-        self._goes_on: Tag | None = None  # the place of the text before markup of the source
+        self._num_source = 0  # elements around the place that are written with the source only
+        self._is_split = False  # whether the present flow begins within one
+        self._goes_on: tuple[Tag | None, int] = None, 0  # see `add_of_source`
         self.has_words = False
 
     @property
@@ -423,25 +493,21 @@ class Flows:
         Args:
             changed: Returns what is written for the markup with the texts as they are then.
         """
-        segments, tokens, embedded = self.segments, self._parts, self._embedded
-        self.segments, self._parts, self._embedded = [], [], []
-
-        def write() -> str:
-            for here, parts in embedded:
-                here.markup = "".join(part.written() for part in parts)
-            return changed("".join(map(_written, tokens)))
-
-        return Part(segments, write)
+        segments, tokens = self.segments, self._parts
+        self.segments, self._parts = [], []
+        return Part(segments, lambda: changed("".join(map(_written, tokens))))
 
     def add_text(self, markup: str, text: str, around: tuple[str, str] = ("", "")) -> None:
         """Adds a text, and what is written around its translations."""
         here = Here(markup, self._place, around, text, number=self._num_texts)
-        last = self._tokens[-1] if self._tokens else None
-        is_source = isinstance(last, Here) and last.is_source
-        self._add(here, goes_on=is_source and self._goes_on is here.place)
+        self._add(here, goes_on=self._goes_on == (self._place, len(self._tokens)))
         self.has_words = self.has_words or has_words(text)
         if self._names and not text.isspace():
             self._place.has_text = True
+
+    def add_picture(self, markup: str) -> None:
+        """Adds markup without a text that has white space on both sides if it has in the source."""
+        self._tokens.append(Here(markup, self._place, is_fixed=True, number=self._num_texts))
 
     def add_fixed(self, markup: str, text: str) -> Here:
         """Adds markup with a text that belongs to a sentence, but is not translated, such as code."""
@@ -449,19 +515,38 @@ class Flows:
         self._add(here)
         return here
 
-    def add_markup(self, markup: str, *, begins: bool | None = None) -> None:
+    def add_markup(self, markup: str, *, begins: bool | None = None) -> Here:
         """Adds markup that neither ends a text nor formats one, such as a comment.
 
         Args:
             markup: The markup.
             begins: Whether a range of texts, such as a bookmark, begins or ends there.
         """
-        self._tokens.append(Here(markup, self._place, number=self._num_texts, begins=begins))
+        here = Here(markup, self._place, number=self._num_texts, begins=begins)
+        self._tokens.append(here)
+        return here
 
-    def add_embedded(self, parts: Sequence[Part]) -> None:
-        """Adds markup with texts of its own that stands within a sentence."""
-        self.segments += [segment for part in parts for segment in part.segments]
-        self._embedded.append((self.add_fixed("", ""), parts))
+    def add_source(self, markup: str, change: int = 0) -> None:
+        """Adds markup that is written with the source only.
+
+        Args:
+            markup: The markup.
+            change: The number of elements that begin in it, less that of those that end.
+        """
+        self._tokens.append(markup)
+        self._num_source += change
+
+    def add_of_source(self, markup: str) -> None:
+        """Adds markup that belongs to characters of the source, such as their reading.
+
+        It is written with the source only. The text goes on after it with the same formatting.
+        """
+        last = self._tokens[-1] if self._tokens else None
+        place = self._goes_on[0] if self._goes_on[1] == len(self._tokens) else None
+        if isinstance(last, Here):
+            place = last.place if last.around is not None and not last.is_fixed else None
+        self.add_source(markup)
+        self._goes_on = place, len(self._tokens)
 
     def add_note(self, markup: str, after: str) -> Here:
         """Adds the number of a note, which is not sent, and stays beside the text before it.
@@ -470,26 +555,39 @@ class Flows:
             markup: The markup.
             after: The text that follows.
         """
-        before = self.last_characters
         last = self._pieces[-1][0][-1:] if self._pieces else ""
-        space = last if last.isspace() else ""
-        here = Here(markup, self._place, number=self._num_texts, space=space)
-        here.is_after_end = is_after_end(before, after)
+        here = Here(markup, self._place, number=self._num_texts, space=last if last.isspace() else "")
+        here.is_after_end = is_after_end(self.last_characters, after)
         self._tokens.append(here)
         return here
 
-    def add_of_source(self, markup: str) -> None:
-        """Adds markup that belongs to characters of the source, such as their reading.
+    def inner(self) -> Flows:
+        """Returns what cuts markup inside of the present flow, with texts of its own."""
+        return Flows(self._escape, is_tight=self._how[0], is_ordered=self._how[1])
 
-        A translation is written without it. The text goes on after it with the same formatting.
+    def add_inner(self, inner: Flows) -> None:
+        """Adds the markup that was cut."""
+        inner.end()
+        self.add_parts([inner.part()])
+
+    def add_parts(self, parts: Sequence[Part], *, is_spaced: bool = False) -> None:
+        """Adds markup with texts of its own that stands within a sentence.
+
+        Args:
+            parts: The parts of the markup.
+            is_spaced: Whether it always stands between spaces.
         """
-        last = self._tokens[-1] if self._tokens else None
-        self._tokens.append(Here(markup, self._place, number=self._num_texts, is_source=True))
-        if isinstance(last, Here) and not last.is_source:
-            is_text = last.around is not None and not last.is_fixed
-            self._goes_on = last.place if is_text else None
-        elif not isinstance(last, Here):
-            self._goes_on = None
+        self.segments += [segment for part in parts for segment in part.segments]
+
+        def written() -> str:
+            return "".join(part.written() for part in parts)
+
+        box = _Box("", self._place, is_fixed=True, number=self._num_texts, written=written)
+        if is_spaced:
+            box.around = "", ""
+            self._add(box)
+        else:
+            self._tokens.append(box)
 
     def open(self, markup: str, name: str, *, is_single: bool = False, is_run: bool = False) -> Tag:
         """Adds a tag that formats the texts inside; one that is single is never written twice."""
@@ -532,13 +630,18 @@ class Flows:
 
     def end(self, markup: str | Tag = "") -> None:
         """Ends a flow: what follows belongs to other texts."""
-        if self.has_words and not has_choice("".join(text for text, _ in self._pieces)):
+        is_whole = not self._is_split and not self._num_source
+        if self.has_words and is_whole and not has_choice("".join(text for text, _ in self._pieces)):
             tokens, pieces, kept = self._tokens, self._pieces, self._kept
-            flow = _Flow(
-                self._begin, self._place, tokens, pieces, kept, self._num_texts, *self._how, self._closes
-            )
+            how = (self._escape if self.tags is None else self.tags.escaped, *self._how)
+            flow = _Flow(self._begin, self._place, tokens, pieces, kept, self._num_texts, *how, self._closes)
+            flow.tags = self.tags
+            has_marks = any(isinstance(one, Here) and one.around is None and one.markup for one in tokens)
+            with_tags = ""
+            if self.tags is not None and not has_marks:
+                with_tags = self.tags.whole([_written(token) for token in tokens])
             self._parts.append(flow)
-            self.segments.append(Segment(pieces, flow.translate, kept))
+            self.segments.append(Segment(pieces, flow.translate, kept, with_tags))
             self._tokens, self._pieces, self._kept, self._closes = [], [], [], {}
         else:
             self._parts += self._tokens
@@ -547,6 +650,7 @@ class Flows:
             self._kept.clear()
             self._closes.clear()
         self.has_words, self._num_before = False, self._num_texts
+        self._is_split, self._goes_on = self._num_source > 0, (None, 0)
         self._begin = self._place
         self._parts.append(markup)
 

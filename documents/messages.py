@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,10 +16,11 @@ from seq2seq_serve.documents.segments import (
     TextSpan,
     decoded,
     has_choice,
-    has_words,
     lines_of,
+    unchanged,
     wrong_file,
 )
+from seq2seq_serve.documents.tags import string_part
 
 _MAX_FORMS = 6  # of plurals: no language in the CLDR has more
 
@@ -45,7 +46,7 @@ class _Message:
         targets: The numbers of the lines with its translation.
         values: What the lines of each keyword say.
         sources: The text of each plural form, or the only text.
-        forms: The lines of each of them.
+        forms: The parts of their translations.
     """
 
     before: str = ""
@@ -55,16 +56,16 @@ class _Message:
     targets: list[int] = field(default_factory=list)
     values: dict[str, list[str]] = field(default_factory=dict)
     sources: list[str] = field(default_factory=list)
-    forms: list[list[str]] = field(default_factory=list)
+    forms: list[Part] = field(default_factory=list)
     is_translated: bool = False
 
     def text(self, keyword: str) -> str:
         """Returns the text of a keyword; empty if it is missing."""
         return "".join(self.values.get(keyword, ()))
 
-    def translate(self, form: int, place: int, pieces: Sequence[TextSpan]) -> None:
-        """Replaces a line."""
-        self.forms[form][place] = "".join(text for text, _ in pieces)
+    def translate(self, segment: Segment, pieces: Sequence[TextSpan]) -> None:
+        """Replaces a text of a form."""
+        segment.write(pieces)
         self.is_translated = True
 
     def written(self, newline: str) -> str:
@@ -75,7 +76,7 @@ class _Message:
         first, *others = self.targets
         for number in others:
             lines[number] = None
-        targets = ["\n".join(form) for form in self.forms]
+        targets = [form.written() for form in self.forms]
         written = []
         for form, target in enumerate(targets):
             parts = [f'"{part.translate(_TO_ESCAPE)}"' for part in target.splitlines(keepends=True)]
@@ -176,10 +177,11 @@ class Messages(Document):
         message.sources = [plural] * num_forms if plural else [source]
         if num_forms > 1:
             message.sources[0] = source
-        segments = list[Segment]()
-        for form, text in enumerate(message.sources):
-            message.forms.append(text.split("\n"))
-            for place, line in enumerate([] if has_choice(text) else message.forms[-1]):
-                if has_words(line):
-                    segments.append(Segment([(line, 0)], partial(message.translate, form, place)))
-        return segments
+        message.forms = [
+            unchanged(text) if has_choice(text) else string_part(text) for text in message.sources
+        ]
+        return [
+            replace(segment, write=partial(message.translate, segment))
+            for form in message.forms
+            for segment in form.segments
+        ]

@@ -19,7 +19,19 @@ from typing import ClassVar
 from urllib.parse import unquote
 
 from seq2seq_serve.documents.archive import Archive
-from seq2seq_serve.documents.elements import BEGIN, END, OTHER, TEXT, Content, Event, Names, XmlTexts, named
+from seq2seq_serve.documents.elements import (
+    BEGIN,
+    END,
+    OTHER,
+    TEXT,
+    Content,
+    Event,
+    Names,
+    XmlTexts,
+    described,
+    description,
+    named,
+)
 from seq2seq_serve.documents.markup import Flows
 from seq2seq_serve.documents.notes import MAX_CHARACTERS, MAX_TAGS, WORD, is_note, stays
 from seq2seq_serve.documents.page import READINGS, RUBY
@@ -29,11 +41,32 @@ from seq2seq_serve.protos.languages import is_other_language
 
 _DRAWING = "http://schemas.openxmlformats.org/drawingml/2006/main "
 _SHEET = "http://schemas.openxmlformats.org/spreadsheetml/2006/main "
+_FORMULA = named("http://schemas.openxmlformats.org/markup-compatibility/2006 ", "AlternateContent")
 _TEXT = "urn:oasis:names:tc:opendocument:xmlns:text:1.0 "
 _OFFICE = "urn:oasis:names:tc:opendocument:xmlns:office:1.0 "
 _TABLE = "urn:oasis:names:tc:opendocument:xmlns:table:1.0 "
-_CELL = f"{_TABLE}table-cell"
+_CELL, _DELETION = f"{_TABLE}table-cell", f"{_TEXT}deletion"
+_PRESENTATION = "urn:oasis:names:tc:opendocument:xmlns:presentation:1.0 "
+_SPACES, _RUBIES = f"{_TEXT}s", named(_TEXT, "ruby ruby-base")
+_RANGES = ("bookmark", "reference-mark", "change", "toc-mark", "user-index-mark", "alphabetical-index-mark")
+_BEGINS, _ENDS = (frozenset(f"{_TEXT}{kind}-{end}" for kind in _RANGES) for end in ("start", "end"))
+_FIELDS = named(
+    _TEXT,
+    "author-initials author-name bibliography-mark bookmark-ref chapter character-count conditional-text "
+    "creation-date creation-time creator database-display date description drop-down editing-cycles "
+    "editing-duration expression file-name hidden-text image-count initial-creator keywords "
+    "modification-date modification-time note-ref object-count page-count page-number page-variable-get "
+    "paragraph-count print-date print-time printed-by reference-ref sequence sequence-ref sheet-name subject "
+    "table-count template-name time title user-defined user-field-get user-field-input variable-get "
+    "variable-input variable-set word-count",
+)
+_DRAWN = named(
+    "urn:oasis:names:tc:opendocument:xmlns:drawing:1.0 ",
+    "a caption circle connector control custom-shape ellipse frame g line measure path polygon polyline rect "
+    "regular-polygon",
+)
 _STRING_VALUE = re.compile(r"""(?<!\s)\s++[\w.-]++:string-value\s*+=\s*+(?:"[^"]*"|'[^']*')""")
+_NO_TITLES = ("PowerPoint Presentation", "Word Document")  # which programs give
 _XHTML = "http://www.w3.org/1999/xhtml "
 _LANGUAGE = "http://www.w3.org/XML/1998/namespace lang"
 _WORKSHEET = "worksheet"
@@ -70,11 +103,30 @@ class _Part(XmlTexts):
         return markup
 
 
+class Titles(_Part):
+    """The title of a file, or the table of contents of a book."""
+
+    begin = frozenset(["http://www.daisy.org/z3986/2005/ncx/ text", "http://purl.org/dc/elements/1.1/ title"])
+    languages = (re.compile(r"(<(?:\w+:)?language(?:\s[^<>]*)?>)[^<]*"),)
+
+    def parts(self) -> Iterator[Part]:
+        for part in super().parts():
+            part.segments = [segment for segment in part.segments if segment.text not in _NO_TITLES]
+            yield part
+
+
 class _Drawing(_Part):
     """A slide, or the texts of pictures and charts: each paragraph is a text."""
 
     begin = named(_DRAWING, "p")
-    names = _names_of_runs(_DRAWING, left_out="pPr br fld endParaRPr")
+    names = replace(
+        _names_of_runs(_DRAWING, left_out="pPr br endParaRPr"), fixed=named(_DRAWING, "fld") | _FORMULA
+    )
+
+    def outside(self, event: Event) -> str | Tag:
+        is_described = event.kind == BEGIN and event.local == "cNvPr" and description(event)
+        return described(event, self._flows) if is_described else event.markup
+
     languages = (re.compile(r"""(<(?:\w+:)?(?:rPr|defRPr|endParaRPr)\b[^<>]*?\slang=["'])[^"']*"""),)
 
 
@@ -97,7 +149,8 @@ class _OfficeFile(Archive):
 
     def _names_of_texts(self) -> Iterable[str]:
         found = self._kinds_of_parts().items()
-        self._classes = {name: self.kinds[kind] for name, kind in found if kind in self.kinds}
+        kinds: dict[str, type[_Part]] = {**self.kinds, "core-properties": Titles}
+        self._classes = {name: kinds[kind] for name, kind in found if kind in kinds}
         return self._classes
 
     def _part(self, name: str, content: bytes) -> Document:
@@ -107,7 +160,7 @@ class _OfficeFile(Archive):
 class Slides(_OfficeFile):
     """PowerPoint (.pptx and its like): paragraphs of slides, notes, charts and diagrams are texts."""
 
-    kind, needed = "a PowerPoint file (.pptx)", "ppt/presentation.xml"
+    kind, needed = "a PowerPoint file", "ppt/presentation.xml"
     kinds: ClassVar[dict[str, type[_Part]]] = dict.fromkeys(
         ("slide", "notesSlide", "chart", "diagramData", "diagramDrawing"), _Drawing
     )
@@ -117,7 +170,13 @@ class _Strings(_Part):
     """The strings of a table's cells, and comments on them."""
 
     begin = named(_SHEET, "si is text")
-    names = replace(_names_of_runs(_SHEET, left_out="rPh phoneticPr"), keeps_space=True, keeps_lines=True)
+    names = replace(
+        _names_of_runs(_SHEET, left_out=""),
+        beside=named(_SHEET, "phoneticPr"),
+        source=named(_SHEET, "rPh"),
+        keeps_space=True,
+        keeps_lines=True,
+    )
 
 
 class Spreadsheet(_OfficeFile):
@@ -126,7 +185,7 @@ class Spreadsheet(_OfficeFile):
     Formulas and names stay, and so do strings that name the columns of tables, which formulas use.
     """
 
-    kind, needed = "an Excel file (.xlsx)", "xl/workbook.xml"
+    kind, needed = "an Excel file", "xl/workbook.xml"
     kinds: ClassVar[dict[str, type[_Part]]] = {
         **dict.fromkeys(("sharedStrings", "comments", _WORKSHEET), _Strings),
         **dict.fromkeys(("drawing", "chart"), _Drawing),
@@ -164,20 +223,42 @@ class Spreadsheet(_OfficeFile):
         return False
 
 
+class _OpenContent(Content):
+    """Spaces are elements where they are several, and a word may have a reading (ruby)."""
+
+    def add(self, event: Event, name: str) -> None:
+        if name in _RUBIES and not self._depth:
+            self.flows.add_source(event.markup, 1 if event.kind == BEGIN else -1)
+        else:
+            super().add(event, name)
+
+    def _kept_by(self, event: Event, name: str) -> Callable[[str], object] | None:
+        if name == _SPACES:
+            is_one = event.attributes.get(f"{_TEXT}c", "1") == "1"
+            return partial(self.flows.add_text, text=" " if is_one else "  ")  # each for their element only
+        return super()._kept_by(event, name)
+
+
 class _OpenText(_Part):
     """The content of an OpenDocument file: each paragraph is a text, if it is not the value of a cell."""
 
+    content_of = _OpenContent
     begin = named(_TEXT, "p h")
     names = Names(
-        around=named(_TEXT, "a meta span"),
-        single=named(_TEXT, "a meta"),
-        beside=named(
-            _TEXT,
-            "s soft-page-break bookmark bookmark-start bookmark-end reference-mark reference-mark-start "
-            "reference-mark-end change change-start change-end note-ref page-number page-count date time",
-        )
-        | named(_OFFICE, "annotation-end"),
-        left_out=named("http://purl.org/dc/elements/1.1/ ", "creator date"),
+        around=named(_TEXT, "a meta span text-input"),
+        single=named(_TEXT, "a meta text-input"),
+        beside=named(_TEXT, "soft-page-break bookmark reference-mark change toc-mark user-index-mark")
+        | named(_TEXT, "alphabetical-index-mark")
+        | named(_PRESENTATION, "date-time footer header")
+        | named(_OFFICE, "annotation-end")
+        | _BEGINS
+        | _ENDS,
+        fixed=_FIELDS,
+        begins=_BEGINS,
+        ends=_ENDS,
+        boxes=named(_TEXT, "note") | named(_OFFICE, "annotation") | _DRAWN,
+        source=named(_TEXT, "ruby-text"),
+        left_out=named("http://purl.org/dc/elements/1.1/ ", "creator date") | named(_TEXT, "note-citation"),
     )
 
     def __init__(self, content: bytes, path: Path, part: str = "") -> None:
@@ -209,6 +290,8 @@ class _OpenText(_Part):
 
     def has_text(self, event: Event) -> bool:
         cell = self.around[-1] if self.around else event
+        if cell.name == _DELETION:
+            return False
         kind = cell.attributes.get(f"{_OFFICE}value-type", "string")
         is_value = kind != "string" or f"{_TABLE}formula" in cell.attributes
         return event.name in self.begin and not is_value
@@ -223,17 +306,18 @@ def _write_cell(tag: Tag, write: Callable[[Sequence[TextSpan]], None], pieces: S
 class OpenDocument(Archive):
     """OpenDocument (.odt, .ods, .odp): paragraphs, and cells with strings; also in headers and footers."""
 
-    kind, needed = "an OpenDocument file (.odt, .ods, .odp)", "content.xml"
+    kind, needed = "an OpenDocument file", "content.xml"
 
     def _names_of_texts(self) -> Iterable[str]:
         manifest = "META-INF/manifest.xml"
         is_there = manifest in self._sizes
         if is_there and any(event.local == "encryption-data" for event in self._elements(manifest)):
             raise wrong_file(self._path, "the file is encrypted: save it without a password")
-        return ("content.xml", "styles.xml")
+        return ("content.xml", "styles.xml", "meta.xml")
 
     def _part(self, name: str, content: bytes) -> Document:
-        return _OpenText(content, self._path, name)
+        kind: type[_Part] = Titles if name == "meta.xml" else _OpenText
+        return kind(content, self._path, name)
 
 
 _SVG, _MATH = "http://www.w3.org/2000/svg svg", "http://www.w3.org/1998/Math/MathML math"
@@ -331,7 +415,7 @@ class _PageContent(Content):
         if name == _RUBY:
             self._is_ruby = event.kind == BEGIN
 
-    def _kept_by(self, event: Event, name: str) -> Callable[[str], None] | None:
+    def _kept_by(self, event: Event, name: str) -> Callable[[str], object] | None:
         if name in _READINGS:
             return self.flows.add_of_source
         tag = event.attributes.get("lang") or event.attributes.get(_LANGUAGE, "")
@@ -368,20 +452,13 @@ class BookPage(_Part):
     )
 
 
-class _Contents(_Part):
-    """The table of contents of a book, and its title."""
-
-    begin = frozenset(["http://www.daisy.org/z3986/2005/ncx/ text", "http://purl.org/dc/elements/1.1/ title"])
-    languages = (re.compile(r"(<(?:\w+:)?language(?:\s[^<>]*)?>)[^<]*"),)
-
-
 class Book(Archive):
     """EPUB: the pages of a book as HTML is translated, its table of contents, and its title."""
 
-    kind, needed = "a book (.epub)", "META-INF/container.xml"
+    kind, needed = "a book", "META-INF/container.xml"
     _kinds: ClassVar[dict[str, type[_Part]]] = {
         "application/xhtml+xml": BookPage,
-        "application/x-dtbncx+xml": _Contents,
+        "application/x-dtbncx+xml": Titles,
     }
 
     def _names_of_texts(self) -> Iterable[str]:
@@ -389,7 +466,7 @@ class Book(Archive):
         for event in self._elements(self.needed):
             package = event.attributes.get("full-path", "") if event.local == "rootfile" else ""
             if package and package not in self._classes:
-                self._classes[package] = _Contents
+                self._classes[package] = Titles
                 for item in self._elements(package):
                     if kind := self._kinds.get(item.attributes.get("media-type", "")):
                         name = unquote(item.attributes.get("href", ""))

@@ -232,7 +232,7 @@ class HtmlDocument(Document):
         inner = HtmlDocument(b"", Path(), "utf-8")
         inner._text, inner._is_embedded = self._text[tag.start() : end.end()], True
         inner.source_language = self.source_language
-        self._flows.add_embedded(list(inner.parts()))
+        self._flows.add_parts(list(inner.parts()), is_spaced=True)
         return end.end()
 
     def _add_without_letters(self, markup: str, name: str, place: int) -> int:

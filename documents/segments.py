@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import IO, ClassVar
 
@@ -27,6 +28,7 @@ _ZIP, _OLE = (b"PK\x03\x04", b"PK\x05\x06"), b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 COMPRESSED = ".gz"  # how the names of compressed files end
 
 TextSpan = tuple[str, int]  # a text, and the number of its formatting within the segment
+WITH_TAGS = -1  # in place of that number
 
 MAX_BYTES = 32 * 2**20  # of the texts of a document with their markup
 MAX_MARKS = 1_000_000  # tags and lines of a document, each of which takes up to a kilobyte where all are held
@@ -40,6 +42,22 @@ _NOT_TEXT = re.compile(r"\{\s*+[\w.]++\s*+,\s*+(?:plural|select|selectordinal|ch
 _MAY_BE_PLACEHOLDER = re.compile(r"[<{$%@]|://|www\.")
 _DIRECTIVE = re.compile(r"%[-_^#0]?[a-zA-Z]")  # of a format for dates
 _CONTROL = re.compile(r"\s*[\x00-\x1f\x7f-\x9f\u2028\u2029]\s*+")  # line breaks, tabs, and what no text has
+
+
+def tags_between(less: str, greater: str) -> re.Pattern[str]:
+    """Returns what finds tags, given how the brackets around them may be written."""
+    inside = rf"(?:(?!{less}|{greater}).)"
+    return re.compile(
+        rf"(?:{less})(/?)([a-zA-Z][\w.:-]{{0,63}}|[0-9]{{1,3}})(\s{inside}{{0,500}}?)?(/?)(?:{greater})",
+        re.DOTALL,
+    )
+
+
+TAG = tags_between("<", ">")  # as a string of a program has it
+
+
+def _tags_of(text: str) -> list[str]:
+    return sorted(found[0] for found in TAG.finditer(text))
 
 
 def has_words(text: str) -> bool:
@@ -56,6 +74,11 @@ def has_words(text: str) -> bool:
 def has_choice(text: str) -> bool:
     """Whether a text is code with texts inside, or has what cannot be sent, and stays as it is."""
     return _NOT_TEXT.search(text) is not None
+
+
+def suffix_of(path: Path) -> str:
+    """Returns the suffix of a file's name in small letters, also of a compressed file."""
+    return Path(path.name.lower().removesuffix(COMPRESSED)).suffix
 
 
 class WrongFile(OSError):
@@ -76,7 +99,13 @@ class SoftwareText(str):
 
 
 class FormattedSoftwareText(FormattedText, SoftwareText):
-    """A text of a program whose parts have different formattings."""
+    """A text of a program whose parts have different formattings.
+
+    Attributes:
+        with_tags: The text with its tags, if the program has them as a part of it; empty otherwise.
+    """
+
+    with_tags: str = ""
 
 
 TextKind = tuple[bool, bool]  # whether a text is a `FormattedText`, and whether a `SoftwareText`
@@ -87,9 +116,19 @@ def kind_of(text: str) -> TextKind:
     return isinstance(text, FormattedText), isinstance(text, SoftwareText)
 
 
-def software_text(text: str) -> SoftwareText:
-    """Returns a text of a document as one of a program."""
-    return FormattedSoftwareText(text) if isinstance(text, FormattedText) else SoftwareText(text)
+def software_text(text: str, with_tags: str = "") -> SoftwareText:
+    """Returns a text of a document as one of a program; `with_tags` as that of its segment."""
+    if not isinstance(text, FormattedText):
+        return SoftwareText(text)
+    found = FormattedSoftwareText(text)
+    found.with_tags = " ".join(with_tags.split())
+    return found
+
+
+def with_tags(text: str) -> str:
+    """Returns a text with the tags that a program has in it, for what does not have an alignment of words."""
+    whole = text.with_tags if isinstance(text, FormattedSoftwareText) else ""
+    return SoftwareText(whole) if whole else text
 
 
 def options_by_kind(
@@ -125,14 +164,17 @@ class Segment:
 
     Attributes:
         pieces: Its text in order.
-        write: Puts translated pieces into the document; a formatting may have none, or several.
+        write: Puts translated pieces into the document; a formatting may have none, or several. One with
+            the formatting `WITH_TAGS` is a whole text with tags.
         kept: The numbers of pieces that belong together, such as those of a link; the inner of two is first.
             One of them gets a word of the target, as far as there are enough words.
+        with_tags: Its text with the tags that a program has in it; empty if there are none.
     """
 
     pieces: Sequence[TextSpan]
     write: Callable[[Sequence[TextSpan]], None]
     kept: Sequence[range] = ()
+    with_tags: str = ""
 
     @property
     def text(self) -> str:
@@ -154,18 +196,31 @@ class Segment:
         if target == self.text:
             self.write(self.pieces)
             return
-        whole = "".join(text for text, _ in self.pieces)
-        before, after = whole[: len(whole) - len(whole.lstrip())], whole[len(whole.rstrip()) :]
-        if not self.is_formatted:
-            self.write([(before + target + after, longest(self.pieces))])
+        if self.with_tags and _tags_of(target) == _tags_of(self.with_tags):
+            whole = "".join(text for text, _ in self.pieces)
+            end = len(whole.rstrip())
+            spaced = f"{whole[: len(whole) - len(whole.lstrip())]}{target}{whole[end:]}"
+            self.write([(spaced, WITH_TAGS)])
             return
-        alignments = [part.hypotheses[0].word_alignment for part in answer.sentences or [answer]]
-        pieces = formatted(self.pieces, target, self.kept, alignments)
-        if before:
-            pieces.insert(0, (before, self.pieces[0][1]))
-        if after:
-            pieces.append((after, self.pieces[-1][1]))
-        self.write(pieces)
+        pieces = [(target, longest(self.pieces))]
+        if self.is_formatted:
+            alignments = [part.hypotheses[0].word_alignment for part in answer.sentences or [answer]]
+            pieces = formatted(self.pieces, target, self.kept, alignments)
+        before = _space(self.pieces)
+        after = [(text[::-1], number) for text, number in reversed(self.pieces)]
+        after = [(text[::-1], number) for text, number in reversed([*_space(after)])]
+        groups = groupby([*before, *pieces, *after], key=lambda piece: piece[1])
+        self.write([("".join(text for text, _ in group), number) for number, group in groups])
+
+
+def _space(pieces: Iterable[TextSpan]) -> Iterator[TextSpan]:
+    """Yields the white space before the first word of a text."""
+    for text, number in pieces:
+        words = text.lstrip()
+        if space := text[: len(text) - len(words)]:
+            yield space, number
+        if words:
+            return
 
 
 @dataclass(slots=True)

@@ -75,7 +75,6 @@ class Here:
         begins: Whether it is markup where a range of texts begins or ends; None for other markup.
         space: White space before the number of a note, which stands after a word; None for other markup.
         is_after_end: Whether it is a note after the end of a sentence, or before its mark; None if neither.
-        is_source: Whether it is markup that belongs to characters of the source: a translation lacks it.
     """
 
     markup: str
@@ -87,7 +86,6 @@ class Here:
     begins: bool | None = None
     space: str | None = None
     is_after_end: bool | None = None
-    is_source: bool = False
 
 
 Placed = tuple[str, Here]  # a part of a translation, and the text whose place and formatting it has
@@ -208,8 +206,8 @@ def _moved(here: Here, places: tuple[Tag, Tag], neighbour: Here, *, is_space: bo
 
 
 def in_run(here: Here, runs: dict[tuple[Tag | None, frozenset[str]], Tag]) -> Here:
-    """Returns a text or markup in the first run with its formatting; `runs` has them by that."""
-    if not here.place.is_run or not here.markup:
+    """Returns a text, or markup beside one, in the first run with its formatting; `runs` has them by that."""
+    if not here.place.is_run or ((here.around is None or here.is_fixed) and not here.place.has_text):
         return here
     key = here.place.around, frozenset(_properties(here.place))
     run = runs.get(key, here.place) if here.around is None else runs.setdefault(key, here.place)

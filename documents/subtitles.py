@@ -10,7 +10,6 @@ from pathlib import Path
 from seq2seq_serve.documents.alignment import formatted
 from seq2seq_serve.documents.markup import MAX_COPIES, unescaped
 from seq2seq_serve.documents.segments import (
-    COMPRESSED,
     LETTER,
     Document,
     Part,
@@ -18,11 +17,13 @@ from seq2seq_serve.documents.segments import (
     TextSpan,
     decoded,
     lines_of,
+    suffix_of,
     unchanged,
 )
 from seq2seq_serve.documents.spans import NO_TAG, Here, Tag, between, close_gaps
 
-_TIMES = re.compile(r"^\s*(?:\d+:)?\d+:\d+[.,]\d+\s+-->\s")
+# Also with another arrow, or without spaces, as some programs read it
+_TIMES = re.compile(r"^\s*(?:\d+:)?\d+:\d+[.,:]\d+\s*(?:[-–—]+>|→)\s*\d")
 _SRT_TAG = re.compile(r"(</?[a-zA-Z][^<>]*>)")
 _VTT_TAG = re.compile(r"(</?[a-zA-Z][^<>]*>|<\d[\d:.]*>)")
 _TAG_NAME = re.compile(r"<([^\s.>]*)")
@@ -36,7 +37,7 @@ class Subtitles(Document):
 
     def __init__(self, content: bytes, path: Path) -> None:
         self.encoding, self._text = decoded(content, path)
-        self._is_vtt = path.name.lower().removesuffix(COMPRESSED).endswith(".vtt")
+        self._is_vtt = suffix_of(path) == ".vtt"
 
     def parts(self) -> Iterator[Part]:
         newline = "\r\n" if "\r\n" in self._text else "\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,53 +14,36 @@ from seq2seq_serve.commands import install_command
 from seq2seq_serve.documents.segments import (
     Document,
     Part,
-    Segment,
-    TextSpan,
     has_choice,
     has_words,
     unchanged,
     wrong_file,
 )
+from seq2seq_serve.documents.tags import string_part
 
-# Paths, addresses, names and colours in a catalogue are not texts.
+# Values of a catalogue that are not texts
 _CODE = re.compile(
-    r"[!-.0-?A-\[\]^`-~]*+[/@_\\][!-~]*+|[:#][!-~]*+|[A-Za-z_$][\w$-]*+(?:\.[\w$-]++)++|true|false",
-    re.ASCII | re.IGNORECASE,
+    r"""
+      [!-.0-?A-\[\]^`-~]*+[/@_\\][!-~]*+ | [:\#][!-~]*+  # paths, addresses, colours
+    | [A-Z_$][\w$-]*+(?:\.[\w$-]++)++ | true | false  # names
+    | v?[0-9]++(?:\.[0-9]++)++[\w.+-]*+  # versions
+    | [0-9]{4}-?[0-9]{2}-?[0-9]{2}[T ][0-9:.,]++(?:Z|[+-][0-9:]++)?+  # times of ISO 8601
+    | P(?=T?[0-9])(?:[0-9]++[YMWD])*+(?:T(?:[0-9.]++[HMS])++)?+  # durations
+    | \{?[0-9A-F]{8}(?:-[0-9A-F]{4}){3}-[0-9A-F]{12}\}?  # UUIDs
+    | (?-i:[a-z]{2,3}-(?:(?:Arab|Cyrl|Hans|Hant|Latn)(?:-[A-Z]{2})?|[A-Z]{2}|[0-9]{3}))  # languages
+    | 0x[0-9A-F]++ | (?=[A-F]*[0-9])(?=[0-9]*[A-F])[0-9A-F]{8,}  # numbers, digests
+    | (?:[+-]?[0-9.]++  # sizes
+        (?:%|ch|cm|deg|d?px?|dpi|r?em|ex|fr|in|k?Hz|mm|m?s|pc|pt|q|sp|turn|v[hw]|vmax|vmin|[KMGT]i?B)
+        (?:\s++(?=\S)|$) )++
+    | (?:rgba?|hsla?|hwb|(?:ok)?l(?:ab|ch)|var|calc|url|cubic-bezier|(?:linear|radial|conic)-gradient)\(.*\)
+    | (?=.*?(?:[0-9]|(?-i:[a-z][A-Z])))(?:[A-Z0-9+]{4})*+(?:[A-Z0-9+]{3}=|[A-Z0-9+]{2}==)  # base64
+    | (?=.*?[0-9])(?=.*?(?-i:[a-z]))(?=.*?(?-i:[A-Z]))[A-Z0-9+=-]{20,}
+    """,
+    re.ASCII | re.IGNORECASE | re.VERBOSE,
 )
 
 _ESCAPE = re.compile(r"\\(?:[uU]([0-9a-fA-F]{4})|\r\n[ \t\f]*+|[\r\n][ \t\f]*+|(.))", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
-
-
-class _String:
-    """A string of a file, each of whose lines is a segment. Owned by its document.
-
-    Args:
-        markup: How it is written.
-        text: What it says.
-        encode: Returns how another text is written there.
-    """
-
-    def __init__(self, markup: str, text: str, encode: Callable[[str], str]) -> None:
-        self._markup, self._encode = markup, encode
-        self._lines = text.split("\n")
-        self._is_translated = False
-
-    def segments(self) -> list[Segment]:
-        """Returns the segments of its text."""
-        return [
-            Segment([(line, 0)], partial(self._translate, number))
-            for number, line in enumerate(self._lines)
-            if has_words(line)
-        ]
-
-    def _translate(self, number: int, pieces: Sequence[TextSpan]) -> None:
-        self._lines[number] = "".join(text for text, _ in pieces)
-        self._is_translated = True
-
-    def written(self) -> str:
-        """Returns the string as it is written now."""
-        return self._encode("\n".join(self._lines)) if self._is_translated else self._markup
 
 
 # Where a string begins and ends in its file, what it says, and what returns how another text is written.
@@ -84,8 +67,7 @@ class Spliced(Document):
             if text is None:
                 part = Part((), partial(self.without_text, self._text[begin:end], encode))
             elif has_words(text) and not has_choice(text) and not _CODE.fullmatch(text.strip()):
-                string = _String(self._text[begin:end], text, encode)
-                part = Part(string.segments(), string.written)
+                part = string_part(text, partial(_written, self._text[begin:end], text, encode))
             else:
                 continue
             yield unchanged(self._text[done:begin])
@@ -96,6 +78,11 @@ class Spliced(Document):
     def without_text(self, markup: str, encode: Callable[[str], str]) -> str:  # noqa: ARG002
         """Returns what is written for a string that is not a text to translate."""
         return markup
+
+
+def _written(markup: str, before: str, encode: Callable[[str], str], text: str) -> str:
+    """Returns how a string is written: as it was if it says the same as before."""
+    return markup if text == before else encode(text)
 
 
 def imported(name: str, path: Path) -> Any:

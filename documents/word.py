@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 
 from seq2seq_serve.documents.archive import Archive
-from seq2seq_serve.documents.elements import BEGIN, END, Content, Event, Names, XmlTexts, named
+from seq2seq_serve.documents.elements import (
+    BEGIN,
+    END,
+    Content,
+    Event,
+    Names,
+    XmlTexts,
+    described,
+    description,
+    named,
+)
 from seq2seq_serve.documents.markup import Flows
-from seq2seq_serve.documents.segments import Document
+from seq2seq_serve.documents.office import Titles
+from seq2seq_serve.documents.segments import LETTER, Document
 
 _W = "http://schemas.openxmlformats.org/wordprocessingml/2006/main "
 _WORD_PARTS = re.compile(r"word/((document|header|footer)\d*|comments|footnotes|endnotes)\.xml")
-_STYLES = "word/styles.xml"
+_STYLES, _TITLE = "word/styles.xml", "docProps/core.xml"
 _LANGUAGE = re.compile(r"<w:lang\b[^>]*>")
 # The attribute of texts in scripts other than those of Europe
 _SCRIPT_ATTRIBUTES = dict.fromkeys(("ja", "ko", "zh"), "w:eastAsia") | dict.fromkeys(
@@ -25,13 +37,13 @@ _SCRIPT_ATTRIBUTES = dict.fromkeys(("ja", "ko", "zh"), "w:eastAsia") | dict.from
 class WordDocument(Archive):
     """Word (.docx and its like): paragraphs of the body, tables, headers, notes, comments are segments."""
 
-    kind, needed = "a Word document (.docx)", "word/document.xml"
+    kind, needed = "a Word document", "word/document.xml"
 
     def _names_of_texts(self) -> Iterable[str]:
-        return filter(_WORD_PARTS.fullmatch, self._sizes)
+        return [*filter(_WORD_PARTS.fullmatch, self._sizes), _TITLE]
 
     def _part(self, name: str, content: bytes) -> Document:
-        return _WordPart(content, self._path, name)
+        return (Titles if name == _TITLE else _WordPart)(content, self._path, name)
 
     def changed_member(self, name: str) -> bytes | None:
         if name != _STYLES or not self.target_language:
@@ -40,9 +52,18 @@ class WordDocument(Archive):
         return _in_language(styles, self.target_language).encode("utf-8", "surrogateescape")
 
 
+_M = "http://schemas.openxmlformats.org/officeDocument/2006/math "
 _PARAGRAPH, _RUN, _TEXT, _MARK = (f"{_W}{name}" for name in ("p", "r", "t", "fldChar"))
-_INSTRUCTION, _SIMPLE, _BOX = (f"{_W}{name}" for name in ("instrText", "fldSimple", "txbxContent"))
+_INSTRUCTION, _SIMPLE, _SYMBOL = (f"{_W}{name}" for name in ("instrText", "fldSimple", "sym"))
+_CONTROL, _CONTROLLED, _RUBY, _RUBY_BASE = (
+    f"{_W}{name}" for name in ("sdt", "sdtContent", "ruby", "rubyBase")
+)
+_HYPHENS = {f"{_W}noBreakHyphen": "-", f"{_W}softHyphen": ""}
 _KIND = f"{_W}fldCharType"
+_FORMULAS, _FORMULA_TEXT = named(_M, "oMath oMathPara"), f"{_M}t"
+_PICTURE = "http://schemas.openxmlformats.org/drawingml/2006/wordprocessingDrawing docPr"
+_BLOCKS = named(_W, "p tbl")
+_DELETED = named(_W, "del moveFrom")
 _DRAWN = named(_W, "drawing pict object") | named(
     "http://schemas.openxmlformats.org/markup-compatibility/2006 ", "AlternateContent"
 )
@@ -67,6 +88,10 @@ class _Run:
     has_text: bool
 
 
+# Of an element around the place: the numbers of the events that end it, and what adds these
+_Ending = tuple[int, int, Callable[[str], object]]
+
+
 class _Paragraphs(Content):
     """Adds whole paragraphs, because only the end of a field says whether it is within one."""
 
@@ -88,47 +113,90 @@ class _Paragraphs(Content):
     def _add_all(self, paragraph: _Paragraph) -> None:
         """Adds the events of a paragraph, in time that is linear in their number."""
         events, fields = paragraph.events, paragraph.fields()
-        links: list[tuple[int, int, str]] = []  # around the place: the events of their ends, and their names
+        inside: list[_Ending] = []
         place = 0
         while place < len(events):
-            if links and links[-1][0] == place:
-                begin, place, name = links.pop()
-                self.flows.close(_markup(events[begin:place]), name)
+            if inside and inside[-1][0] == place:
+                begin, place, add = inside.pop()
+                add(_markup(events[begin:place]))
                 continue
-            event, end = events[place], paragraph.ends[place]
             field = fields.get(place)
-            if field is not None and not (links and field[2].end > links[-1][0]):
-                place = self._add_field(events, *field, links)
-            elif event.kind != BEGIN or paragraph.has_box(place, end):
-                super().add(event, event.name)
+            if field is not None and not (inside and field[2].end > inside[-1][0]):
+                place = self._add_field(events, *field, inside)
+            elif events[place].kind != BEGIN or self._depth or self._held:
+                super().add(events[place], events[place].name)
                 place += 1
-            elif event.name == _SIMPLE and _is_link(event.attributes.get(f"{_W}instr", "")):
-                self.flows.open(event.markup, _SIMPLE, is_single=True)
-                links.append((end - 1, end, _SIMPLE))
-                place += 1
-            elif event.name == _SIMPLE:
-                self._keep_field(_markup(events[place:end]), "".join(_texts(events[place:end], _TEXT)))
-                place = end
-            elif event.name in _DRAWN or (event.name == _RUN and paragraph.is_picture(place)):
-                self.flows.add_markup(_markup(events[place:end]))
-                place = end
             else:
-                super().add(event, event.name)
-                place += 1
+                place = self._begin(paragraph, place, inside)
+
+    def _begin(self, paragraph: _Paragraph, place: int, inside: list[_Ending]) -> int:
+        """Adds an element, or what begins it, and returns the number of the next event."""
+        events, event, end = paragraph.events, paragraph.events[place], paragraph.ends[place]
+        name, flows, has_paragraphs = event.name, self.flows, paragraph.has_paragraphs(place, end)
+        if name in _DRAWN or (name == _RUN and paragraph.has_only(place, _DRAWN)):
+            if not has_paragraphs and not paragraph.is_described(place, end):
+                flows.add_picture(_markup(events[place:end]))
+                return end
+            if self._outer is None:
+                self._begin_box()
+                self.flows.end(event.markup)
+                inside.append((end - 1, end, self._end_box))
+                return place + 1
+        elif name == _PICTURE and description(event):
+            flows.end(described(event, flows))
+            return place + 1
+        elif name in _DELETED:
+            flows.add_markup(_markup(events[place:end]))
+            return end
+        elif name == _SIMPLE and _is_link(event.attributes.get(f"{_W}instr", "")):
+            flows.open(event.markup, _SIMPLE, is_single=True)
+            inside.append((end - 1, end, partial(flows.close, name=_SIMPLE)))
+            return place + 1
+        elif name in _FORMULAS or (name == _SIMPLE and not has_paragraphs):
+            texts = _texts(events[place:end], _TEXT if name == _SIMPLE else _FORMULA_TEXT)
+            self._keep_field(_markup(events[place:end]), "".join(texts))
+            return end
+        elif name == _CONTROL and not paragraph.is_block(content := paragraph.child(place, _CONTROLLED)):
+            if content < 0 or not paragraph.has_letters(content, paragraph.ends[content]):
+                self._keep_field(_markup(events[place:end]), "".join(_texts(events[place:end], _TEXT)))
+                return end
+            flows.open(_markup(events[place : content + 1]), _CONTROL, is_single=True)
+            inside.append((paragraph.ends[content] - 1, end, partial(flows.close, name=_CONTROL)))
+            return content + 1
+        elif name == _SYMBOL:
+            flows.add_picture(_markup(events[place:end]))
+            return end
+        elif name in _HYPHENS:
+            prefix = event.markup[1 : event.markup.index(name.rpartition(" ")[2])]
+            around = f'<{prefix}t xml:space="preserve">', f"</{prefix}t>"
+            flows.add_text(_markup(events[place:end]), _HYPHENS[name], around)
+            return end
+        elif name == _RUN and paragraph.has_only(place, {_RUBY}):
+            ruby = paragraph.child(place, _RUBY)
+            flows.add_source(_markup(events[place:ruby]), 1)
+            inside.append((end - 1, end, self._end_source))
+            return ruby
+        elif name == _RUBY and inside and inside[-1][2] == self._end_source:
+            # The translation has the text as a run of its own, without how the source is read
+            base = paragraph.child(place, _RUBY_BASE)
+            if base >= 0:
+                flows.add_source(_markup(events[place : base + 1]), 1)
+                inside.append((paragraph.ends[base] - 1, end, self._end_source))
+                return base + 1
+        super().add(event, name)
+        return place + 1
+
+    def _end_source(self, markup: str) -> None:
+        self.flows.add_source(markup, -1)
 
     def _add_field(
-        self,
-        events: Sequence[Event],
-        begin: _Run,
-        separator: _Run,
-        end: _Run,
-        links: list[tuple[int, int, str]],
+        self, events: Sequence[Event], begin: _Run, separator: _Run, end: _Run, inside: list[_Ending]
     ) -> int:
         """Adds a field, or begins one that is a link, and returns the number of the next event."""
         opening = events[begin.begin : separator.end]
         if separator is not end and _is_link("".join(_texts(opening, _INSTRUCTION))):
             self.flows.open(_markup(opening), _MARK, is_single=True)
-            links.append((end.begin, end.end, _MARK))
+            inside.append((end.begin, end.end, partial(self.flows.close, name=_MARK)))
             return separator.end
         text = "" if separator is end else "".join(_texts(events[separator.end : end.begin], _TEXT))
         self._keep_field(_markup(events[begin.begin : end.end]), text)
@@ -153,7 +221,8 @@ class _Paragraph:
         self.events = events
         self.ends = [len(events)] * len(events)
         self._around = [-1] * len(events)  # the number of the event that begins the element around each
-        self._num_boxes = [0]  # before each event
+        # Before each event
+        self._num_paragraphs, self._num_letters, self._num_described = [0], [0], [0]
         opened: list[int] = []
         for place, event in enumerate(events):
             if event.kind == END and opened:
@@ -161,22 +230,47 @@ class _Paragraph:
             self._around[place] = opened[-1] if opened else -1
             if event.kind == BEGIN:
                 opened.append(place)
-            self._num_boxes.append(self._num_boxes[-1] + (event.name == _BOX))
+            is_paragraph = event.kind == BEGIN and event.name == _PARAGRAPH
+            self._num_paragraphs.append(self._num_paragraphs[-1] + is_paragraph)
+            is_described = event.name == _PICTURE and event.kind == BEGIN and description(event) is not None
+            self._num_described.append(self._num_described[-1] + is_described)
+            self._num_letters.append(self._num_letters[-1] + bool(LETTER.search(event.text)))
 
-    def has_box(self, begin: int, end: int) -> bool:
-        """Whether there is a text of its own among some events."""
-        return self._num_boxes[begin] < self._num_boxes[end]
+    def has_paragraphs(self, begin: int, end: int) -> bool:
+        """Whether there are texts of their own among some events."""
+        return self._num_paragraphs[begin] < self._num_paragraphs[end]
 
-    def is_picture(self, place: int) -> bool:
-        """Whether the run that begins at a place has a picture, and nothing beside it."""
-        names, inside, end = set[str](), place + 1, self.ends[place] - 1
+    def has_letters(self, begin: int, end: int) -> bool:
+        """Whether there are letters among some events."""
+        return self._num_letters[begin] < self._num_letters[end]
+
+    def is_described(self, begin: int, end: int) -> bool:
+        """Whether there is a description of a picture among some events."""
+        return self._num_described[begin] < self._num_described[end]
+
+    def children(self, place: int) -> Iterator[int]:
+        """Yields the numbers of the events that begin the elements in the element that begins at a place."""
+        inside, end = place + 1, self.ends[place] - 1
         while inside < end:
             if self.events[inside].kind == BEGIN:
-                names.add(self.events[inside].name)
+                yield inside
                 inside = self.ends[inside]
             else:
                 inside += 1
-        return bool(names & _DRAWN) and names <= _DRAWN | {f"{_W}rPr"}
+
+    def child(self, place: int, name: str) -> int:
+        """Returns the first of those with a name; -1 if there is none."""
+        return next((child for child in self.children(place) if self.events[child].name == name), -1)
+
+    def is_block(self, place: int) -> bool:
+        """Whether an element has paragraphs or tables."""
+        names = (self.events[child].name for child in self.children(place)) if place >= 0 else ()
+        return not {*names}.isdisjoint(_BLOCKS)
+
+    def has_only(self, place: int, names: Set[str]) -> bool:
+        """Whether the run that begins at a place has elements with these names, and nothing beside them."""
+        found = {self.events[child].name for child in self.children(place)}
+        return bool(found & names) and found <= names | {f"{_W}rPr"}
 
     def fields(self) -> dict[int, tuple[_Run, _Run, _Run]]:
         """Returns the fields by their first events: the runs that begin, separate and end each one.
@@ -199,25 +293,28 @@ class _Paragraph:
                     its = begin, separator, run
                     is_apart = begin is not separator and separator is not run and begin is not run
                     is_even = len({one.around for one in its}) == 1 and not any(one.has_text for one in its)
-                    if is_even and (is_apart or not separators) and not self.has_box(begin.begin, run.end):
+                    if (
+                        is_even
+                        and (is_apart or not separators)
+                        and not self.has_paragraphs(begin.begin, run.end)
+                    ):
                         found[begin.begin] = its
         return found
 
     def _runs(self) -> Iterator[_Run]:
-        """Yields the runs with marks of fields."""
-        begin = -1
-        kinds, has_text = list[str](), False
+        """Yields the runs with marks of fields, in the order of their ends."""
+        opened: list[tuple[int, list[str], set[str]]] = []  # their begins, marks, and the names of elements
         for place, event in enumerate(self.events):
-            if event.kind == BEGIN and event.name == _RUN and begin < 0:
-                begin, kinds, has_text = place, [], False
-            if begin >= 0 and event.kind == BEGIN:
+            if event.kind == BEGIN and event.name == _RUN:
+                opened.append((place, [], set()))
+            elif opened and event.kind == BEGIN:
+                opened[-1][2].add(event.name)
                 if event.name == _MARK:
-                    kinds.append(event.attributes.get(_KIND, ""))
-                has_text = has_text or event.name == _TEXT
-            if begin >= 0 and self.ends[begin] == place + 1:
+                    opened[-1][1].append(event.attributes.get(_KIND, ""))
+            if opened and self.ends[opened[-1][0]] == place + 1:
+                begin, kinds, names = opened.pop()
                 if kinds:
-                    yield _Run(begin, place + 1, self._around[begin], tuple(kinds), has_text)
-                begin = -1
+                    yield _Run(begin, place + 1, self._around[begin], tuple(kinds), _TEXT in names)
 
 
 def _is_link(instruction: str) -> bool:
@@ -239,19 +336,24 @@ def _texts(events: Iterable[Event], name: str) -> Iterable[str]:
             yield event.text
 
 
+_RANGES = ("bookmark", "commentRange", "moveFromRange", "moveToRange", "perm")
+_BEGINS, _ENDS = (frozenset(f"{_W}{kind}{end}" for kind in _RANGES) for end in ("Start", "End"))
+
+
 class _WordPart(XmlTexts):
     """A part of a Word document. Every element except runs of texts and their properties separates texts."""
 
     names = Names(
-        around=named(_W, "r hyperlink ins smartTag"),
-        single=named(_W, "hyperlink ins smartTag"),
+        around=named(_W, "r hyperlink ins moveTo smartTag customXml bdo dir"),
+        single=named(_W, "hyperlink ins moveTo smartTag customXml"),
         runs=named(_W, "r"),
-        beside=named(_W, "commentReference endnoteReference footnoteReference lastRenderedPageBreak")
-        | named(_W, "proofErr bookmarkStart commentRangeStart bookmarkEnd commentRangeEnd"),
-        begins=named(_W, "bookmarkStart commentRangeStart"),
-        ends=named(_W, "bookmarkEnd commentRangeEnd"),
+        beside=named(_W, "commentReference endnoteReference footnoteReference lastRenderedPageBreak proofErr")
+        | _BEGINS
+        | _ENDS,
+        begins=_BEGINS,
+        ends=_ENDS,
         texts=named(_W, "t"),
-        properties=named(_W, "rPr pPr"),
+        properties=named(_W, "rPr pPr smartTagPr customXmlPr"),
         keeps_space=True,
     )
     content_of = _Paragraphs

@@ -113,6 +113,11 @@ def _script(tag: list[str]) -> str | None:
     return next((part for part in tag[1:] if len(part) == 4), LIKELY_SCRIPTS.get("-".join(tag)))
 
 
+def is_known(tag: str) -> bool:
+    """Whether a tag is that of a language, and not of several, such as mul."""
+    return subtags(tag)[0] in _SHORTEST
+
+
 def name_of(tag: str) -> str:
     """Returns the English name of a language, whatever its script and region; an unknown tag as it is."""
     return _NAMES.get(subtags(tag)[0], tag)

@@ -70,7 +70,8 @@ def _terms(text: str) -> Any:
     if text.lstrip().startswith("["):
         return json.loads(text)
     if text.lstrip().startswith("{"):
-        return terms_of(json.loads(text))
+        pairs = json.loads(text, object_pairs_hook=list)  # a term may be there twice
+        return [{"source": source, "target": target} for source, target in pairs]
     pairs = [line.partition("=") for line in text.split("\n") if line.strip()]
     if not pairs or not all(sign for _, sign, _ in pairs):
         raise ValueError
@@ -368,6 +369,16 @@ _ALL = (
 OPTIONS = {option.name: option for option in _ALL}
 
 
+def _of_another_type(values: Mapping[str, Any]) -> TypeError | None:
+    """Returns the error for the first value that its option does not take."""
+    for name, value in values.items():
+        try:
+            GenerateOptions(**{name: value})
+        except TypeError:
+            return TypeError(f"{name} is {value!r:.100}, and must be {OPTIONS[name].form.expected}")
+    return None
+
+
 def options_of(given: Options | None) -> GenerateOptions:
     """Returns the options of a program as a message. Texts are parsed like the values of the command's flags.
 
@@ -382,7 +393,10 @@ def options_of(given: Options | None) -> GenerateOptions:
     values = {name: value for name, value in given.items() if not isinstance(value, str)}
     if isinstance(values.get("terms"), Mapping):
         values["terms"] = terms_of(values["terms"])
-    options = GenerateOptions(**values)
+    try:
+        options = GenerateOptions(**values)
+    except TypeError as error:
+        raise _of_another_type(values) or error from error
     for name, value in given.items():
         if isinstance(value, str) or (value == 0 and OPTIONS[name].bounds is not None):
             try:

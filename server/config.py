@@ -78,8 +78,8 @@ class QueueLimits:
 
     Attributes:
         max_waiting_requests: Requests that may wait for the slots of a model.
-        max_waiting_tokens: Source tokens that may wait for the slots of a model; 1 KiB of another source
-            counts as one.
+        max_waiting_tokens: Source tokens that may wait for the slots of a model; 1 KiB of another source, or
+            of terms and placeholders, counts as one.
     """
 
     max_waiting_requests: Annotated[Count, Setting(is_per_model=True)] = 1024
@@ -95,8 +95,11 @@ class RunnerConfig:
             the bundle has graphs for it, otherwise the CPU, and logs why.
         precision: Precision of the graphs; auto selects the first that the bundle has: int8, fp32 and int4 on
             the CPU, fp16 and bf16 on CUDA (default auto).
-        num_threads: CPU threads per model (default: the CPUs that the process may use).
+        num_threads: CPU threads per model (default: the CPUs that the process may use; a server keeps one of
+            them for its callers beside a small model).
         shares_threads: Whether all graphs of a process use one pool of threads, as in a server.
+        has_callers: Whether the process answers callers, as a server does. The engine of a small model, which
+            would make them wait, then has a process of its own.
         num_instances: Engines per model, which share its threads, memory and slots: on the CPU several
             engines with few threads decode a small model faster than one engine with all threads.
         speculative: Drafts of the next tokens of a target, which a step checks together if that is faster:
@@ -123,6 +126,7 @@ class RunnerConfig:
     precision: Annotated[_AnyPrecision, Setting(f"{{auto,{','.join(Precision)}}}", is_per_model=True)] = None
     num_threads: Annotated[Count | None, Setting(flag="--threads")] = None
     shares_threads: bool = False
+    has_callers: bool = False
     num_instances: Annotated[Count, Setting(flag="--instances")] = 1
     speculative: Annotated[Speculation, Setting(is_per_model=True)] = Speculation.NGRAM
     draft: Annotated[Path | None, Setting("BUNDLE", is_per_model=True)] = None
@@ -214,7 +218,7 @@ class ServerConfig:
         Annotated[str, AfterValidator(_origins)] | None, Setting("ORIGIN,…", flag="--allow-origins")
     ] = None
     openai_names: Annotated[OpenAINames, Setting()] = OpenAINames.SERVED
-    runner: RunnerConfig = field(default_factory=lambda: RunnerConfig(shares_threads=True))
+    runner: RunnerConfig = field(default_factory=lambda: RunnerConfig(shares_threads=True, has_callers=True))
     max_models_size_bytes: Annotated[
         Bytes, Setting("SIZE", flag="--max-models-size", former="--memory-limit")
     ] = field(default_factory=usable_memory)

@@ -28,8 +28,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from seq2seq_serve.bundle.adapters import load_adapter
+from seq2seq_serve.bundle.characters import is_blank
 from seq2seq_serve.bundle.names import Form
-from seq2seq_serve.bundle.normalization import is_blank
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.options import options_of
 from seq2seq_serve.protos.sources import Sources, TextOrIds, check_texts, sources_of, target_of
@@ -40,6 +40,7 @@ from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.call import Call
 from seq2seq_serve.server.service.read.options import Decoding, read_options, read_target
+from seq2seq_serve.server.service.read.terms import Glossary
 from seq2seq_serve.server.service.seq2seq.generation import WritePiece, generate, score
 from seq2seq_serve.server.service.write.responses import model_message
 from seq2seq_serve.server.settings import override, settings_of, values_of
@@ -122,15 +123,26 @@ class AsyncModel:
         return self._model.engine.problem()
 
     def read_options(
-        self, options: pb.GenerateOptions, *, adapter: str | None = None, stream: bool = False
+        self,
+        options: pb.GenerateOptions,
+        *,
+        adapter: str | None = None,
+        stream: bool = False,
+        glossary: Glossary | None = None,
     ) -> Decoding:
         """Returns how targets are decoded.
+
+        Args:
+            options: The options.
+            adapter: The name of an adapter; None for none.
+            stream: Whether targets come in pieces.
+            glossary: As for `server.service.read.options.read_options`.
 
         Raises:
             InvalidRequest: An option does not fit.
             UnknownModel: There is no adapter of that name.
         """
-        return read_options(options, self._named(adapter), _ADMIN, stream=stream)
+        return read_options(options, self._named(adapter), _ADMIN, stream=stream, glossary=glossary)
 
     async def generate(
         self, sources: list[pb.Source], decoding: Decoding, write: WritePiece | None = None

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seq2seq_serve.server.engine.terms import Term
+from seq2seq_serve.server.engine.terms import Spelling, Term
 from seq2seq_serve.training.config import TransformerConfig
 from seq2seq_serve.training.evaluation import search
 from seq2seq_serve.training.evaluation.search import (
@@ -249,6 +249,7 @@ class Terms:
         closing: The tokens after which no word may stand.
         marks: The tokens that begin with a mark.
         gluing: The tokens after which no exact term may stand that needs a break.
+        brackets: The tokens that end with an opening bracket.
     """
 
     terms: tuple[Term, ...]
@@ -256,6 +257,7 @@ class Terms:
     closing: frozenset[int] = frozenset()
     marks: frozenset[int] = frozenset()
     gluing: frozenset[int] = frozenset()
+    brackets: frozenset[int] = frozenset()
 
     def read(self, target: Sequence[int], *, has_ended: bool) -> tuple[list[int], list[int]]:
         """How often each term is missing, and the undecided rest of the target."""
@@ -277,7 +279,7 @@ class Terms:
     def _open(self, missing: list[int], before: Sequence[int]) -> Iterator[tuple[int, list[int], bool]]:
         """The spellings of missing terms that may stand after a target."""
         for number, term in enumerate(self.terms):
-            for ids, begins_after_break, ends_before_break in term.spellings:
+            for ids, begins_after_break, ends_before_break, _ in term.spellings:
                 is_allowed = not (begins_after_break and self.closing.intersection(before[-1:]))
                 if missing[number] and is_allowed:
                     yield number, list(ids), ends_before_break
@@ -314,22 +316,16 @@ class Terms:
         before, last = target[:-1], target[-1]
         missing, rest = self.read(before, has_ended=False)
         _, rest_after = self.read(target, has_ended=False)
-        spaced = [
-            (list(ids), number)
+        begun = [
+            (term.is_exact, self._may_follow(spelling, before))
             for term, number in zip(self.terms, missing, strict=True)
-            for ids, begins_after_break, _ in term.spellings
-            if term.is_exact and begins_after_break
+            for spelling in term.spellings
+            if number and spelling.token_ids[0] == last
         ]
-        if last in self.marks and self.gluing.intersection(before[-1:]):
-            goes_on = rest_after[:-1] == rest and rest
-            others = [
-                ids
-                for term, number in zip(self.terms, missing, strict=True)
-                for ids, begins_after_break, _ in term.spellings
-                if number and not begins_after_break and ids[0] == last
-            ]
-            if any(ids[0] == last and number for ids, number in spaced) and not (goes_on or others):
-                return True
+        goes_on = rest_after[:-1] == rest and rest
+        may_begin = any(may_follow for _, may_follow in begun)
+        if last in self.marks and not (goes_on or may_begin) and any(is_exact for is_exact, _ in begun):
+            return True
         whole = [
             (number, ends_before_break)
             for number, ids, ends_before_break in self._open(missing, before[: len(before) - len(rest)])
@@ -342,15 +338,21 @@ class Terms:
         return self._is_whole_and_glued(target, rest_after)
 
     def _is_whole_and_glued(self, target: list[int], rest: list[int]) -> bool:
-        """Whether the end of a target is an exact term that lacks a break before it."""
+        """Whether the end of a target is an exact term that may not stand after what is before it."""
         return any(
             target[-len(ids) :] == list(ids)
             and len(ids) >= len(rest)
-            and self.gluing.intersection(target[-len(ids) - 1 : -len(ids)])
+            and not self._may_follow(spelling, target[: -len(ids)])
             for term in self.terms
-            for ids, begins_after_break, _ in term.spellings
-            if term.is_exact and begins_after_break
+            for spelling in term.spellings
+            for ids in [spelling.token_ids]
+            if term.is_exact
         )
+
+    def _may_follow(self, spelling: Spelling, before: list[int]) -> bool:
+        """Whether an exact term may be spelled so after a target."""
+        is_glued = spelling.begins_after_break and self.gluing.intersection(before[-1:])
+        return not is_glued and (spelling.follows_bracket or not self.brackets.intersection(before[-1:]))
 
     def _repeats(self, target: list[int]) -> bool:
         """Whether the end of a target is a spelling of a term that it must not have again.

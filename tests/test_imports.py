@@ -49,7 +49,10 @@ AT_HOME = {
     "prometheus_client": {"server", "client"},
 }
 # Of bundle, what the client and its documents may import: client and server meet in protos.
-FOR_CLIENTS = {"client": {"pictures", "files", "placeholders"}, "documents": {"placeholders"}}
+FOR_CLIENTS = {
+    "client": {"characters", "files", "pictures", "placeholders", "words"},
+    "documents": {"placeholders"},
+}
 # Inside the server, from the top: each may import what stands below it. What is not listed is used by all.
 SERVER_LAYERS = [
     ["__main__", "check"],

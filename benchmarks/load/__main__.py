@@ -83,7 +83,6 @@ def main() -> int:
         shares_threads=True,
         provider=ProviderPolicy.CPU,
         precision=Precision.INT8,
-        num_threads=len(server_cores),
         max_slots=_MAX_SLOTS,
         max_source_length=MAX_TARGET_LENGTH,
         max_target_length=MAX_TARGET_LENGTH,

@@ -61,7 +61,7 @@ def settings_of(manifest: Manifest) -> dict[str, Any]:
 def server_flags(config: RunnerConfig) -> list[str]:
     """Returns the flags of a server with the same settings."""
     named = ("provider", "precision", "max_slots", "max_source_length", "max_target_length", "speculative")
-    flags = ["--threads", str(config.num_threads)]
+    flags = [] if config.num_threads is None else ["--threads", str(config.num_threads)]
     for name in named:
         flags += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
     return flags

@@ -13,11 +13,11 @@ from seq2seq_serve.client.files.plan import JobError
 from seq2seq_serve.documents.archive import MAX_UNPACKED_BYTES
 from seq2seq_serve.documents.kinds import ARCHIVES, DOCUMENTS, SOFTWARE, read_file
 from seq2seq_serve.documents.segments import (
-    COMPRESSED,
     MAX_BYTES,
     Document,
     Part,
     software_text,
+    suffix_of,
     wrong_file,
 )
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
@@ -27,7 +27,7 @@ _TEXTS_AT_ONCE = 64  # are read by another thread
 
 def document_suffix(path: Path) -> str:
     """Returns the suffix of a document, also of a compressed one; empty for other files."""
-    suffix = Path(path.name.lower().removesuffix(COMPRESSED)).suffix
+    suffix = suffix_of(path)
     return suffix if suffix in DOCUMENTS else ""
 
 
@@ -121,6 +121,7 @@ class DocumentTranslation:
             if num_texts > self._num_texts:
                 break
             for segment in part.segments:
-                yield software_text(segment.text) if self._is_software else segment.text
+                text = segment.text
+                yield software_text(text, segment.with_tags) if self._is_software else text
         if num_texts != self._num_texts:
             raise JobError(f"{self._path} has changed since the run was planned: it has other texts")

@@ -30,7 +30,7 @@ from seq2seq_serve.client.output import answer_json, answer_lines, error_dict, t
 from seq2seq_serve.client.rpcs import Translated
 from seq2seq_serve.commands import needs_extra
 from seq2seq_serve.documents.kinds import DOCUMENTS
-from seq2seq_serve.documents.segments import COMPRESSED
+from seq2seq_serve.documents.segments import COMPRESSED, suffix_of
 
 FORMATS = (TEXT, JSONL, PARQUET)
 ANSWERS = "answers"  # whole answers as lines of JSON, without the records of the input
@@ -83,7 +83,7 @@ def check_kind(path: Path, *, is_text: bool = False) -> None:
         path: The file.
         is_text: Whether a file of an unknown kind has a text on each line.
     """
-    suffix = Path(path.name.lower().removesuffix(COMPRESSED)).suffix
+    suffix = suffix_of(path)
     if suffix in SUFFIXES or document_suffix(path):
         if is_text and suffix != ".txt":
             raise JobError(

@@ -1,24 +1,30 @@
-"""Reads glossaries: how terms are translated, from tab-separated lines or TBX."""
+"""Reads glossaries: how terms are translated, from lines of two columns or TBX."""
 
 from __future__ import annotations
 
+import csv
+import io
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from seq2seq_serve.bundle.characters import is_blank
+from seq2seq_serve.bundle.words import MAX_TERM_LENGTH, phrase, words
 from seq2seq_serve.client.files.elements import TextElements
 from seq2seq_serve.client.files.lines import read_text
 from seq2seq_serve.client.files.pairs import LanguagePair, Model, Side, languages_of
-from seq2seq_serve.documents.segments import wrong_file
+from seq2seq_serve.documents.segments import WrongFile, wrong_file
 from seq2seq_serve.protos.languages import is_same_language, name_of, tag_of
 from seq2seq_serve.protos.options import OPTIONS, terms_of
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
 
 MAX_TERMS = OPTIONS["terms"].max_items or 0
-_MAX_LENGTH = 256  # characters of a term
 _MAX_NAMED = 3  # wrong lines
 _COMMENT = "#"
-_COLUMNS = (("source", "target"), ("term", "translation"))
+_CSV = ".csv"
+_SOURCES = frozenset(["source", "source term", "source text", "term"])  # names of columns
+_TARGETS = frozenset(["target", "target term", "target text", "translation"])
 _TBX = (".tbx", ".xml")
 
 
@@ -28,8 +34,8 @@ def read_glossary(
     """Returns the terms of a file, each with its translation, in their order.
 
     Args:
-        path: A file of lines with a term, a tab and its translation, or TBX (`.tbx` or `.xml`). A first line
-            that names these columns is left out.
+        path: A file of lines with a term, a tab and its translation, a table (`.csv`), or TBX (`.tbx` or
+            `.xml`). A first line that names these columns is left out; then, others may follow them.
         source_language: The language of the terms, as a tag such as "en". Empty: in TBX, the only other one.
         target_language: That of the translations.
 
@@ -51,6 +57,11 @@ def with_glossary(options: GenerateOptions, path: Path | None, model: Model) -> 
     if path is None:
         return options
     terms = _read(path, **languages_of(options, model))
+    for key, given in _given(options).found.items():
+        known = terms.found.get(key, given)
+        if known.target != given.target:
+            text = f"the term {known.source!r} has two translations, {known.target!r} and {given.target!r}"
+            raise wrong_file(path, f"line {known.line}: {text} of --terms: remove one")
     if terms.has_columns:
         sys.stderr.write(f"the first row of {path} names the columns: left out\n")
     if not terms.found:
@@ -60,9 +71,27 @@ def with_glossary(options: GenerateOptions, path: Path | None, model: Model) -> 
     return with_terms
 
 
+def problem_of_terms(options: GenerateOptions) -> str:
+    """Returns which term of options has two translations; empty if none."""
+    try:
+        _given(options)
+    except WrongFile as error:
+        return str(error.strerror)
+    return ""
+
+
+def _given(options: GenerateOptions) -> _Terms:
+    """Returns the terms of options that are translated by the same words everywhere."""
+    terms = _Terms(Path())
+    for term in options.terms:
+        if not term.case_sensitive:
+            terms.put(_Term(term.source, term.target, 0))
+    return terms
+
+
 @dataclass(frozen=True)
 class _Term:
-    """A term, its translation, and the line of the file where it stands."""
+    """A term, its translation, and the line of the file where it stands; 0 without a file."""
 
     source: str
     target: str
@@ -75,7 +104,7 @@ class _Terms:
 
     Attributes:
         path: The file.
-        found: The terms, by what makes two of them one.
+        found: The terms, by what makes two of them one for a server.
         has_columns: Whether the first line names the columns.
     """
 
@@ -87,6 +116,14 @@ class _Terms:
         """Returns each term with its translation."""
         return [(term.source, term.target) for term in self.found.values()]
 
+    def put(self, term: _Term) -> None:
+        """Adds a term, of any length; raises WrongFile if it has another translation already."""
+        known = self.found.setdefault(phrase(words(term.source)).casefold(), term)
+        if known.target != term.target:
+            problem = f"the term {term.source!r} has two translations, {known.target!r} and {term.target!r}"
+            lines = f"lines {known.line} and {term.line}: " if term.line else ""
+            raise wrong_file(self.path, f"{lines}{problem}: remove one")
+
     def add(self, source: str, target: str, line: int) -> None:
         """Adds a term.
 
@@ -94,16 +131,10 @@ class _Terms:
             WrongFile: It is too long, has another translation already, or is one too many.
         """
         for text in (source, target):
-            if len(text) > _MAX_LENGTH:
-                problem = f"line {line}: a term has {len(text)} characters, and may have {_MAX_LENGTH}"
+            if len(text) > MAX_TERM_LENGTH:
+                problem = f"line {line}: a term has {len(text)} characters, and may have {MAX_TERM_LENGTH}"
                 raise wrong_file(self.path, problem)
-        known = self.found.setdefault(source.casefold(), _Term(source, target, line))
-        if known.target != target:
-            raise wrong_file(
-                self.path,
-                f"lines {known.line} and {line}: the term {source!r} has two translations, {known.target!r} "
-                f"and {target!r}: remove one",
-            )
+        self.put(_Term(source, target, line))
         if len(self.found) > MAX_TERMS:
             raise wrong_file(self.path, f"line {line}: the file has more than {MAX_TERMS} terms: remove some")
 
@@ -120,22 +151,40 @@ def _read(path: Path, source_language: str, target_language: str) -> _Terms:
 
 def _read_lines(path: Path, terms: _Terms, languages: tuple[str, str]) -> None:
     wrong, is_first = list[int](), True
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
-        if not line.strip() or line.startswith(_COMMENT):
-            continue
-        source, *others = [" ".join(text.split()) for text in line.split("\t")]
+    for number, row in _rows(path):
+        source, *others = [" ".join(text.split()) for text in row]
+        others = others[:1] if terms.has_columns else others
         was_first, is_first = is_first, False
-        if was_first and len(others) == 1 and _names_columns((source, others[0]), languages):
+        if was_first and others and _names_columns((source, others[0]), languages):
             terms.has_columns = True
-        elif source and len(others) == 1 and others[0]:
+        elif len(others) == 1 and not is_blank(source) and not is_blank(others[0]):
             terms.add(source, others[0], number)
         else:
             wrong.append(number)
     if wrong:
         named = ", ".join(map(str, wrong[:_MAX_NAMED])) + ", …" * (len(wrong) > _MAX_NAMED)
         lines = "line" if len(wrong) == 1 else "lines"
-        text = "a term, a tab and its translation are expected, and nothing beside them"
-        raise wrong_file(path, f"{lines} {named}: {text}")
+        what = "two columns" if path.suffix.lower() == _CSV else "a term, a tab and its translation"
+        text = f"{what} are expected, and nothing beside them, unless a first line names them: source, target"
+        raise wrong_file(path, f"{lines} {named}: {text}, …")
+
+
+def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yields the number of each line of a file, or row of a table, with its cells; leaves out comments."""
+    text = read_text(path)
+    if path.suffix.lower() != _CSV:
+        rows = ((number, line.split("\t")) for number, line in enumerate(text.split("\n"), start=1))
+    else:
+        first = next((line for line in text.split("\n") if line.strip() and line[0] != _COMMENT), "")
+        delimiter = max(",;\t", key=first.count)  # spreadsheets of some countries write semicolons
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+        rows = ((reader.line_num, row) for row in reader)
+    try:
+        for number, row in rows:
+            if any(map(str.strip, row)) and not row[0].startswith(_COMMENT):
+                yield number, row
+    except csv.Error as error:
+        raise wrong_file(path, f"line {reader.line_num}: {error}") from error
 
 
 def _names_columns(row: tuple[str, str], languages: tuple[str, str]) -> bool:
@@ -144,7 +193,7 @@ def _names_columns(row: tuple[str, str], languages: tuple[str, str]) -> bool:
     Codes are also words (`it` is `es` in German), so they must be those of the run as far as it has some.
     """
     one, other = row
-    if (one.casefold(), other.casefold()) in _COLUMNS:
+    if one.casefold() in _SOURCES and other.casefold() in _TARGETS:
         return True
     tags = [tag_of(cell) for cell in row]
     return not is_same_language(*tags) and all(
@@ -170,7 +219,7 @@ class _Tbx(TextElements):
         self._target, self._target_rank = "", (False, 0)
         self._side, self._is_exact = Side.NEITHER, False  # of the present language
         self._term, self._line, self._status = "", 0, ""
-        self._is_status = False  # whether the present text is the status of a term
+        self._is_term = self._is_status = False  # whether the present text is a term, or the status of one
 
     def read(self) -> None:
         super().read()
@@ -185,12 +234,13 @@ class _Tbx(TextElements):
             self._is_exact = self._side is Side.TARGET and self._languages.is_exact(tag)
         elif name in ("termSec", "tig", "ntig"):
             self._term = self._status = ""
+        self._is_term = name == "term"
         self._is_status = name == "termNote" and attributes.get("type") == "administrativeStatus"
 
     def take(self, text: str) -> None:
         if self._is_status:
             self._status = text
-        elif not self._term:
+        elif self._is_term and not self._term and not is_blank(text):
             self._term, self._line = " ".join(text.split()), self.line
 
     def end(self, name: str) -> None:

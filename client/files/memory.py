@@ -9,7 +9,7 @@ from typing import Any
 
 from seq2seq_serve.client.files.elements import TextElements
 from seq2seq_serve.client.files.pairs import LanguagePair, Side
-from seq2seq_serve.documents.segments import FormattedText, wrong_file
+from seq2seq_serve.documents.segments import FormattedText, with_tags, wrong_file
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse, Hypothesis
 
 MAX_ENTRIES = 5_000_000  # of a memory, each of which takes some 300 bytes
@@ -33,9 +33,12 @@ class TranslationMemory:
     def answer(self, source: Any) -> GenerateResponse | None:
         """Returns the answer to a source; None if the memory does not have it.
 
-        It never has a `FormattedText`, whose formatting needs the alignment of words.
+        It never has a `FormattedText`, whose formatting needs the alignment of words, but that with its tags.
         """
-        if not isinstance(source, str) or isinstance(source, FormattedText):
+        if not isinstance(source, str):
+            return None
+        source = with_tags(source)
+        if isinstance(source, FormattedText):
             return None
         target = self._targets.get(_key(source))
         return None if target is None else GenerateResponse(hypotheses=[Hypothesis(text=target)])

@@ -7,8 +7,15 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Protocol
 
+from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.documents.segments import wrong_file
-from seq2seq_serve.protos.languages import is_same_language, standard_tag
+from seq2seq_serve.protos.languages import (
+    is_known,
+    is_other_language,
+    is_same_language,
+    standard_tag,
+    tag_of,
+)
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
 
 _MAX_NAMED = 20  # languages of an error
@@ -41,6 +48,16 @@ def languages_of(options: GenerateOptions, model: Model) -> dict[str, str]:
         or (model.choices[name].default if name in model.choices else getattr(model, name))
         for name in ("source_language", "target_language")
     }
+
+
+def check_languages(options: GenerateOptions, model: Model) -> None:
+    """Raises ClientError if the languages of a run are others than those of a model that has only its own."""
+    for name, own in languages_of(GenerateOptions(), model).items():
+        given = getattr(options, name)
+        if name not in model.choices and is_known(own) and is_other_language(tag_of(given), own):
+            advice = "leave it out, or give another model"
+            text = f"{name} is {given[:100]!r}, and the model has only {own}: {advice}"
+            raise ClientError("INVALID_ARGUMENT", text)
 
 
 def standard_languages(options: GenerateOptions, model: Model) -> tuple[str, str]:

@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from operator import attrgetter
 from typing import NamedTuple
 
 from seq2seq_serve.bundle.adapters import Weights
@@ -42,7 +41,6 @@ _SECONDS_PER_ROW, _MOST_SECONDS = 0.00005, 0.003
 _SECONDS_PER_STREAM, _MOST_STREAM_SECONDS = 0.0003, 0.05
 _NO_GAPS: Mapping[float, int] = {}
 _NO_PLAN = StepPlan((), (), ())
-_LAST_TOKEN_AT = attrgetter("last_token_at")  # of a search; 0 before its first token
 
 
 def _no_action() -> None:
@@ -143,9 +141,11 @@ class Core:
         self._watched_turn = 0  # in the last round of the watcher
         self._num_rounds = 0  # in which that turn lasted
         self._encode_seconds = 0.0  # of the last encode call
+        self._last_tokens_at = 0.0  # the end of the last step, which has brought each running request one
         self._streamed_at = clock()
         self._held_seconds = held_seconds
         self._held: list[Turn] = []
+        self._holds_updates = False
         self._delivered_at = clock()
         self._num_failures = 0
         self._warm_up: Future[None] = Future()
@@ -202,19 +202,21 @@ class Core:
         if result is not None:
             self._encode_seconds = result.encode_seconds or self._encode_seconds
             now = self._clock()
-            running = [search for search in self.scheduler.running.values() if search.rows]
-            last = Counter(map(_LAST_TOKEN_AT, running))
-            new = [search for search in running if not search.last_token_at] if 0.0 in last else []
-            gaps = {now - at: number for at, number in last.items() if at}
-            before = []
+            scheduler, before = self.scheduler, list[tuple[Search, bool, int, int]]()
+            beginning = tuple(scheduler.beginning)
             if plan.drafts or result.selected.further:
                 before = [
-                    (each, each.last_token_at, each.num_further_tokens, len(each.rows)) for each in running
+                    (each, each.first_token_at > 0, each.num_further_tokens, len(each.rows))
+                    for each in scheduler.running.values()
+                    if each.rows
                 ]
-            finished += self.scheduler.record(plan, result, now)
-            first = tuple(now - search.request.arrival for search in new if search.last_token_at)
+            elif number := len(scheduler.running) - len(scheduler.aligning) - len(beginning):
+                gaps = {now - self._last_tokens_at: number}
+            finished += scheduler.record(plan, result, now)
+            first = tuple(now - search.request.arrival for search in beginning if search.first_token_at)
             if before:
-                gaps = _gaps(before, now, result)
+                gaps = _gaps(before, now - self._last_tokens_at, result)
+            self._last_tokens_at = now
         self._deliver_turn(finished, plan, result, first, gaps)
 
     def _loop(self) -> None:
@@ -239,6 +241,7 @@ class Core:
                     command = self._inbox.get()
                     self._is_asleep = False
                     self.run_turn(command)
+                    del command  # has its requests, which may end long before the next sleep
             if self._held:
                 self._deliver(self._held)
         except BaseException:
@@ -274,7 +277,7 @@ class Core:
         try:
             if self._draft_model is not None and plan.rows:
                 plan = self._draft_model.extend(plan)
-            moved_bytes = self._runner.move(plan.moves)
+            moved_bytes = self._runner.move(plan.moves) if plan.moves else 0
             attention = tuple(self._align(piece) for piece in plan.alignments)
             if plan.admitted:
                 started = self._clock()
@@ -297,10 +300,9 @@ class Core:
                 return plan, None, failed
             started = self._clock()
             # Other rows only keep their memory, or `prefill` has scored them.
-            num_rows = sum(
-                sequence.num_branches > 0 and not (sequence.request.is_score and self._runner.has_decode)
-                for sequence in plan.rows
-            )
+            num_rows = len(plan.rows) - len(self.scheduler.aligning)
+            if self._runner.has_decode:
+                num_rows -= sum(sequence.request.is_score for sequence in plan.admitted)
             positions = plan.rows + plan.drafts
             if num_rows:
                 selected = self._runner.step(positions, plan.num_steps)
@@ -336,7 +338,7 @@ class Core:
         inter_token_seconds: Mapping[float, int] = _NO_GAPS,
     ) -> None:
         """Deliver what the turn produced: new tokens, results, and the numbers for the metrics."""
-        streaming = [search for search in self.scheduler.running.values() if search.request.stream]
+        streaming = self.scheduler.streaming
         now = self._clock()
         is_due = now - self._streamed_at >= min(
             _SECONDS_PER_STREAM * (len(streaming) - 1), _MOST_STREAM_SECONDS
@@ -371,14 +373,16 @@ class Core:
                 is_failing=self._num_failures >= _FAILURES_TO_UNHEALTHY,
             )
             self._held.append(turn)
+            self._holds_updates |= bool(updates)
             wait = self._held_seconds
-            if any(held.updates for held in self._held):
+            if self._holds_updates:
                 # The next turn may encode, and an end must not wait for a call that is longer than planned.
                 is_short = self._encode_seconds < 1.5 * SHORT_ENCODE_SECONDS
                 wait = min(wait, _SECONDS_PER_ROW * (len(plan.rows) - 1), _MOST_SECONDS) if is_short else 0.0
             if not self.scheduler.running or now - self._delivered_at >= wait:
                 self._held[-1] = turn._replace(load=self.scheduler.load())
                 turns, self._held, self._delivered_at = self._held, [], now
+                self._holds_updates = False
                 self._deliver(turns)
 
     def _result(self, search: Search, error: ServerError | None) -> Result:
@@ -420,23 +424,23 @@ class Core:
 
 
 def _gaps(
-    before: list[tuple[Search, float, int, int]], now: float, result: StepResult
+    before: list[tuple[Search, bool, int, int]], seconds: float, result: StepResult
 ) -> Mapping[float, int]:
     """Returns the times between tokens of a turn in which a request may have had several.
 
     Args:
-        before: The running requests, with their `last_token_at`, `num_further_tokens` and number of rows
-            before the turn. The tokens of several rows come side by side: their mean counts.
-        now: The end of the turn.
+        before: The running requests, with whether they had a token, `num_further_tokens`, and their number of
+            rows before the turn. The tokens of several rows come side by side: their mean counts.
+        seconds: The time since the tokens before.
         result: Of its steps.
     """
     gaps = Counter[float]()
     steps_seconds = result.step_seconds * (1 + len(result.selected.further))
-    for search, last_token_at, num_before, num_rows in before:
+    for search, had_token, num_before, num_rows in before:
         num_further = (search.num_further_tokens - num_before) / num_rows
-        num_tokens = (search.last_token_at == now) + num_further
-        if last_token_at:
-            gaps[(now - last_token_at) / max(num_tokens, 1)] += round(num_tokens)
+        num_tokens = 1 + num_further
+        if had_token:
+            gaps[seconds / num_tokens] += round(num_tokens)
         elif num_further:
             gaps[steps_seconds / num_tokens] += round(num_further)
     return gaps

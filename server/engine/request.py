@@ -183,8 +183,8 @@ class Request:
             or also those of the tokens that its terms need.
         encode_tokens: The cost of encoding it, as the number of a text's tokens that take about as long. Long
             sentences of a story cost more than short ones, and a clip more than its number of frames.
-        queue_tokens: Its size in the queue: its positions of memory, or the KiB of its arrays if these are
-            more.
+        queue_tokens: Its size in the queue: its positions of memory, or the KiB of its arrays and terms if
+            these are more.
     """
 
     request_id: str
@@ -233,7 +233,7 @@ class Request:
         self.free_beam: Literal["", "alone", "with terms"] = ""
         if is_free:
             self.free_beam = "alone" if self.terms is None else "with terms"
-        num_looked_up = num_bytes = 0
+        num_looked_up, num_bytes = 0, 0 if self.terms is None else self.terms.num_bytes
         for array in self.sources.values():
             num_bytes += array.nbytes
             if array.dtype.kind == "i":

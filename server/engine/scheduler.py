@@ -62,7 +62,7 @@ class Finished(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class _PendingAlignments:
+class PendingAlignments:
     """The alignments that a complete request waits for.
 
     Attributes:
@@ -108,7 +108,6 @@ _GATHERED_SHARE, _GATHERED_CALLS = 8, 16
 SHORT_ENCODE_SECONDS = 3e-3
 # A turn may take so long with several steps, so that a newcomer or a stream does not wait for it.
 _SHORT_TURN_SECONDS, _MOST_STEPS = 1e-3, 4
-_IS_SIMPLE, _NUM_DRAFTABLE = attrgetter("is_simple"), attrgetter("num_draftable")  # of rows
 _TOKEN_IDS, _START_IDS = attrgetter("token_ids"), attrgetter("search.start_ids")
 
 
@@ -133,6 +132,9 @@ class Scheduler:
         slots: The rows, and the sequences in them.
         waiting: The requests without slots, in the order of their arrival.
         running: The requests that have slots, in the order of their admission.
+        streaming: Those of them that stream.
+        beginning: Those without a token. A step brings each of the others one, but for those in `aligning`.
+        aligning: Those that are complete, and wait for their alignments with one row each; the oldest first.
     """
 
     def __init__(
@@ -150,6 +152,9 @@ class Scheduler:
         self.slots = Slots(num_slots, shares_memory=shares_memory)
         self.waiting: dict[Request, None] = {}
         self.running: dict[Request, Search] = {}
+        self.streaming: dict[Search, None] = {}
+        self.beginning: dict[Search, None] = {}
+        self.aligning: dict[Search, PendingAlignments] = {}
         self._start_ids = start_ids
         self._eos_ids = eos_ids
         self._has_decode = has_decode
@@ -160,7 +165,6 @@ class Scheduler:
         self._limits = limits or SchedulerLimits()
         self._drafter = drafter
         self._moves: tuple[Move, ...] = ()
-        self._aligning: dict[Search, _PendingAlignments] = {}  # the oldest first
 
     def load(self) -> Load:
         """Returns the numbers of its requests, slots and cache positions in use."""
@@ -192,18 +196,21 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan:
         """Admit the requests that fit, and plan the next step."""
         admitted: list[Sequence] = []
-        for request in self._newcomers():
+        for request in self._newcomers() if self.waiting else ():
             del self.waiting[request]
             search = start(request, self._start_ids, self._eos_ids, feeds_prefix=not self._has_decode)
             search.admitted_at = now
             search.num_slots = request.num_slots
             self.running[request] = search
+            self.beginning[search] = None
+            if request.stream:
+                self.streaming[search] = None
             self._count_draft(request, 1)
             self.slots.reserve(search.num_slots)
             admitted += search.rows
         self.slots.add(admitted)
         moves, self._moves = self._moves, ()
-        alignments = tuple(self._plan_alignments()) if self._aligning else ()
+        alignments = tuple(self._plan_alignments()) if self.aligning else ()
         drafts = () if self._drafter is None else self._drafter.draft(self.slots.rows)
         rows, num_steps = self.slots.rows, 1
         is_short = self._repeats_steps and 0.0 < self._step_seconds <= _SHORT_TURN_SECONDS / 2
@@ -211,7 +218,8 @@ class Scheduler:
             # Short steps take less time than what is done around them. A row that ends in the middle has
             # some positions computed in vain.
             most = min(_MOST_STEPS, int(_SHORT_TURN_SECONDS / self._step_seconds))
-            num_steps = min(most, 1 + min(map(_NUM_DRAFTABLE, rows))) if all(map(_IS_SIMPLE, rows)) else 1
+            if all(row.num_simple or row.is_simple for row in rows):
+                num_steps = min(most, 1 + min(row.num_simple or row.num_draftable for row in rows))
         return StepPlan(moves, tuple(admitted), rows, alignments, drafts, num_steps)
 
     def _newcomers(self) -> list[Request]:
@@ -254,13 +262,14 @@ class Scheduler:
         for row, error in selected.failures.items():
             if row < len(plan.rows):  # a failed draft matters only if the row selects what was drafted
                 turn.failed[plan.rows[row].search] = error
+                plan.rows[row].num_simple = 0
         if plan.alignments:
             self._record_alignments(plan, result.attention, turn)
         for row, attended in selected.attention.items():
             plan.rows[row].attended.append(attended)
-        self._extend_rows(plan, selected, turn, now)
-        if selected.further:
-            self._extend_further(plan, selected, turn)
+        self._extend_rows(plan, selected.token_ids, selected, turn, now)
+        for token_ids in selected.further:
+            self._extend_rows(plan, token_ids, selected, turn, now, is_further=True)
         if turn.forking:
             self._fork(selected, turn)
         if turn.leavers:
@@ -286,12 +295,29 @@ class Scheduler:
         if self._drafter is not None:
             self._drafter.record(len(plan.rows) + len(plan.drafts), result.step_seconds)
 
-    def _extend_rows(self, plan: StepPlan, selected: Selected, turn: _Turn, now: float) -> None:
-        """Extend each row by its token, and by those of its drafts as long as they are what it selects."""
-        num_rows = len(plan.rows)
-        for row, (position, token_id) in enumerate(
-            zip(plan.rows + plan.drafts, selected.token_ids, strict=True)
-        ):
+    def _extend_rows(
+        self,
+        plan: StepPlan,
+        token_ids: list[int],
+        selected: Selected,
+        turn: _Turn,
+        now: float,
+        *,
+        is_further: bool = False,
+    ) -> None:
+        """Extend each row by its token, and by those of its drafts as long as they are what it selects.
+
+        The tokens are those of the first step of a call, or of a further one, which has no drafts.
+        """
+        num_rows, eos_ids = len(plan.rows), self._eos_ids
+        for row, (position, token_id) in enumerate(zip(plan.rows + plan.drafts, token_ids, strict=True)):
+            if position.num_simple and token_id not in eos_ids:
+                position.num_simple -= 1
+                position.token_ids.append(token_id)
+                position.next_token_id = token_id
+                if is_further:
+                    position.search.num_further_tokens += 1
+                continue
             search = position.search
             if search in turn.failed or not position.num_branches:
                 continue
@@ -307,33 +333,23 @@ class Scheduler:
                 if row in selected.failures:
                     turn.failed[search] = selected.failures[row]
                     continue
-            if not (sequence.num_forced or sequence.detects):
-                search.first_token_at = search.first_token_at or now
-                search.last_token_at = now
+            elif is_further:
+                if sequence not in search.rows:
+                    continue
+                search.num_further_tokens += 1
+            if search in self.beginning and not (sequence.num_forced or sequence.detects):
+                search.first_token_at = now
+                del self.beginning[search]
             if sequence.num_branches > 1:
                 turn.forking[search] = None
                 continue
             try:
                 if row in selected.branches:
                     add_choice(sequence, selected.branches[row])
-                if extend(sequence, token_id, self._eos_ids):
+                if extend(sequence, token_id, eos_ids):
                     turn.leavers.append(sequence)
             except Exception as error:
                 turn.failed[search] = error
-
-    def _extend_further(self, plan: StepPlan, selected: Selected, turn: _Turn) -> None:
-        """Extend the rows by the tokens of the steps after the first one of a call."""
-        for token_ids in selected.further:
-            for sequence, token_id in zip(plan.rows, token_ids, strict=True):
-                search = sequence.search
-                try:
-                    if sequence not in search.rows or search in turn.failed:
-                        continue
-                    search.num_further_tokens += 1
-                    if extend(sequence, token_id, self._eos_ids):
-                        turn.leavers.append(sequence)
-                except Exception as error:
-                    turn.failed[search] = error
 
     def _fork(self, selected: Selected, turn: _Turn) -> None:
         """Extend the beams, and start the further samples of a source, which copy rows."""
@@ -387,7 +403,7 @@ class Scheduler:
             fed[place] = (search.start_ids[-1], *hypothesis.token_ids)
             if hypothesis.finish_reason is not FinishReason.EOS:  # then the last token was not fed
                 fed[place] = fed[place][:-1]
-        self._aligning[search] = _PendingAlignments(row, fed)
+        self.aligning[search] = PendingAlignments(row, fed)
         row.token_ids, row.next_token_id = [], search.start_ids[-1]
         row.num_branches, row.is_plain = 0, True
         self.slots.reserve(1 - search.num_slots)
@@ -399,7 +415,7 @@ class Scheduler:
         Other requests do not change how a hypothesis is cut into pieces.
         """
         longest = num_left = self._limits.max_align_tokens
-        for pending in self._aligning.values():
+        for pending in self.aligning.values():
             for place, fed in pending.fed.items():
                 done = len(pending.row.token_ids)
                 while done < len(fed):
@@ -425,13 +441,13 @@ class Scheduler:
             if search in turn.failed:
                 continue
             search.ended[piece.place].attended.append(weights)
-            fed = self._aligning[search].fed
+            fed = self.aligning[search].fed
             num_before = piece.first_position - (len(search.start_ids) - 1)
             if num_before + len(piece.target_ids) == len(fed[piece.place]):
                 del fed[piece.place]
             if not fed:
                 turn.ends.append(_end_of(search))
-                turn.leavers.append(self._aligning.pop(search).row)
+                turn.leavers.append(self.aligning.pop(search).row)
 
     def fail(self, sequences: tuple[Sequence, ...]) -> list[Finished]:
         """End the requests of an encode or a step that raised an exception."""
@@ -448,7 +464,7 @@ class Scheduler:
         # Not the searches' own rows: an exception may have left these half changed.
         leavers = [sequence for sequence in self.slots.rows if sequence.search in ending] if ending else []
         for search, reason, _ in ends:
-            self._aligning.pop(search, None)
+            self.aligning.pop(search, None)
             abandon(search, reason)
         return self._leave(leavers, ends)
 
@@ -468,6 +484,8 @@ class Scheduler:
             # A row that refers to its search must not be kept by it: only a collection would free the two.
             search.finish_reason, search.memory_owner = reason, None
             del self.running[search.request]
+            self.streaming.pop(search, None)
+            self.beginning.pop(search, None)
             self._count_draft(search.request, -1)
             self.slots.reserve(-search.num_slots)
         return [Finished(search, error) for search, _, error in ends]

@@ -152,13 +152,17 @@ def extend(sequence: Sequence, token_id: int, eos_ids: Collection[int]) -> bool:
         sequence.next_token_id = token_id
         sequence.is_plain = request.is_plain
         tail = sequence.tail if request.stops is None else request.stops.advance(sequence.tail, token_id)
+        num_left = request.max_new_tokens - sequence.num_generated
         if tail is None:
             reason = FinishReason.STOP
-        elif sequence.num_generated >= request.max_new_tokens:
+        elif num_left <= 0:
             reason = FinishReason.LENGTH
         else:
             sequence.tail = tail
+            is_simple = request.is_plain and request.stops is None and not request.attention
+            sequence.num_simple = num_left - 1 if is_simple else 0
             return False
+    sequence.num_simple = 0
     search.rows.remove(sequence)
     search.ended[sequence.index] = _as_it_is(sequence, reason)
     return True
@@ -268,17 +272,21 @@ def _with_wanted(
         The tokens `(m, K + W)`; their log-probabilities, minus infinity where there is none; and the fewest
         tokens that each one needs after its own for all terms, or an end of sequence in its place.
     """
-    progresses = [row.progress for row in rows if row.progress is not None]
+    progresses = [
+        (row.request.terms, row.progress)
+        for row in rows
+        if row.request.terms is not None and row.progress is not None
+    ]
     num_rows, K = token_ids.shape
     width, columns = K + int(wanted.numbers.max(initial=-1)) + 1, K + wanted.numbers
     all_ids, num_left = np.full((num_rows, width), -1), np.empty((num_rows, width), np.int64)
     scores = np.full((num_rows, width), -math.inf, log_probabilities.dtype)
     all_ids[:, :K], scores[:, :K] = token_ids, log_probabilities
     # After a row without a begun term, only tokens of terms change what is missing.
-    num_left[:] = left_now = np.array([progress.num_left for progress in progresses])[:, None]
-    for row, progress in enumerate(progresses):
+    num_left[:] = left_now = np.array([progress.num_left for _, progress in progresses])[:, None]
+    for row, (terms, progress) in enumerate(progresses):
         if progress.begun.length:
-            num_left[row, :K] = progress.left_after(token_ids[row].tolist())
+            num_left[row, :K] = terms.left_after(progress, token_ids[row].tolist())
     for eos_id in eos_ids:
         np.copyto(num_left[:, :K], left_now, where=token_ids == eos_id)
     all_ids[wanted.rows, columns] = wanted.token_ids

@@ -43,7 +43,6 @@ class Search:
     admitted_at: float = 0.0
     encode_seconds: float = 0.0
     first_token_at: float = 0.0
-    last_token_at: float = 0.0
 
 
 @dataclass(eq=False, slots=True)
@@ -66,6 +65,8 @@ class Sequence:
         progress: What its target has of the required terms; None without any, and before its first generated
             token.
         is_plain: Whether its next step only has to select the most probable token.
+        num_simple: Number of its next tokens that are only appended, unless one is an end of sequence; 0 if
+            the next one needs more.
         num_forced: Number of start and prefix tokens that its steps still have to read.
         detects: Whether its next step detects a start token.
         attended: The attention of each of its steps, as in `Selected`, if the step computes it and the
@@ -87,6 +88,7 @@ class Sequence:
     tail: bytes = b""
     progress: Progress | None = None
     is_plain: bool = True
+    num_simple: int = 0
     num_forced: int = 0
     detects: bool = False
     attended: list[Array] = field(default_factory=list)

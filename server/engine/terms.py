@@ -9,11 +9,18 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from seq2seq_serve.bundle.words import admits_placeholder, begins_inside, begins_with_mark, opens
+from seq2seq_serve.bundle.words import (
+    admits_placeholder,
+    begins_inside,
+    begins_with_mark,
+    ends_with_bracket,
+    opens,
+)
 
+_BYTES_OF_SPELLING, _BYTES_OF_TOKEN = 512, 40  # of memory, with the objects around them
 _MOST_KEPT = 2**14  # progresses, and steps from one to the next
 
 
@@ -25,11 +32,14 @@ class Spelling(NamedTuple):
         begins_after_break: Whether they write it only at the beginning of a target, or after a token after
             which a word may stand, because they begin without a space.
         ends_before_break: Whether they write it only if the next token does not continue the word.
+        follows_bracket: Whether an exact term may have them directly after an opening bracket; not if they
+            begin with a space that the source does not have there.
     """
 
     token_ids: tuple[int, ...]
     begins_after_break: bool = False
     ends_before_break: bool = False
+    follows_bracket: bool = True
 
 
 class Term(NamedTuple):
@@ -65,8 +75,9 @@ class _Beginning(NamedTuple):
 class Progress:
     """The required terms that a target has so far. Owned by `RequiredTerms`.
 
+    It refers only to what it settles as, so that all are freed with the last row of their search.
+
     Attributes:
-        terms: The owner.
         missing: How often each term is still required.
         begun: The last tokens of the target, if they are a spelling of a missing term or begin one. A whole
             spelling counts when the next token shows that it is not the beginning of a longer one.
@@ -76,13 +87,13 @@ class Progress:
         num_left: The fewest tokens that complete all terms.
         at_end: How often each term is missing if the target ends here.
         num_at_end: The fewest tokens that write these.
-        after: What was found of the progress with one more token: by a token of terms, or by what matters of
-            others.
+        wanted: What `RequiredTerms.wanted` returns; None if it was not asked for.
+        left_after_others: The fewest tokens that complete all terms after a token that is not wanted, and
+            after one of these that continues the last word; None if `left_after` did not need them.
         first_repeated: Where a term that the target must not have again is in what it has begun; None if that
             is not known, and behind all of it if there is none.
     """
 
-    terms: RequiredTerms
     missing: tuple[int, ...]
     begun: _Beginning
     is_after_break: bool
@@ -91,34 +102,9 @@ class Progress:
     num_left: int
     at_end: tuple[int, ...]
     num_at_end: int
-    after: dict[int, Progress] = field(default_factory=dict)
+    wanted: dict[int, int] | None = None  # few of the progresses that are ranked go on
+    left_after_others: tuple[int, int] | None = None
     first_repeated: int | None = None
-    _wanted: dict[int, int] | None = None
-    _left_after_others: tuple[int, int] | None = None
-
-    @property
-    def wanted(self) -> dict[int, int]:
-        """The next tokens that begin a term or go on with it.
-
-        With the fewest tokens that complete all terms after each of them.
-        """
-        if self._wanted is None:  # few of the progresses that are ranked go on
-            self._wanted = self.terms.wanted(self)
-        return self._wanted
-
-    @property
-    def left_after_others(self) -> tuple[int, int]:
-        """The fewest tokens that complete all terms after a token that is not wanted.
-
-        The second number is that after one that continues the last word.
-        """
-        if self._left_after_others is None:
-            self._left_after_others = self.terms.left_after_others(self)
-        return self._left_after_others
-
-    def left_after(self, token_ids: Iterable[int]) -> list[int]:
-        """Returns the fewest tokens that complete all terms after each of some next tokens."""
-        return self.terms.left_after(self, token_ids)
 
 
 class RequiredTerms:
@@ -135,6 +121,7 @@ class RequiredTerms:
         terms: The terms.
         token_bytes: The same; whoever unpickles terms sets it, because each process has the table.
         has_exact: Whether some term is exact.
+        num_bytes: About the memory that it takes, without what a search finds.
     """
 
     def __init__(self, terms: Iterable[Term], token_bytes: Sequence[bytes]) -> None:
@@ -147,21 +134,26 @@ class RequiredTerms:
         )
         self._nothing = _Beginning(0, len(self._spellings), 0)
         spellings = [spelling for _, spelling in self._spellings]
+        self.num_bytes = sum(
+            _BYTES_OF_SPELLING + _BYTES_OF_TOKEN * len(spelling.token_ids) for spelling in spellings
+        )
         self._ids = frozenset(token_id for spelling in spellings for token_id in spelling.token_ids)
         self._has_breaks = any(spelling.begins_after_break for spelling in spellings)
         self._has_word_ends = any(spelling.ends_before_break for spelling in spellings)
         self._costs = [_cost(term) for term in self.terms]
-        self._exact: dict[int, list[tuple[int, list[int], bool]]] = {}  # by the last token
-        self._spaced: dict[int, set[int]] = {}  # exact terms that need a break before this first token
+        self._exact: dict[int, list[tuple[int, list[int], Spelling]]] = {}  # by the last token
+        # Those that may not stand after every token, by the first one
+        self._bound: dict[int, list[tuple[int, Spelling]]] = {}
         for number, term in enumerate(self.terms):
             for spelling in term.spellings if term.is_exact else ():
                 *before, last = spelling.token_ids
-                self._exact.setdefault(last, []).append((number, before, spelling.begins_after_break))
-                if spelling.begins_after_break:
-                    self._spaced.setdefault(spelling.token_ids[0], set()).add(number)
+                self._exact.setdefault(last, []).append((number, before, spelling))
+                if spelling.begins_after_break or not spelling.follows_bracket:
+                    self._bound.setdefault(spelling.token_ids[0], []).append((number, spelling))
         self.has_exact = bool(self._exact)
         self._known: dict[tuple[tuple[int, ...], _Beginning, bool], Progress] = {}
-        self._num_kept = 0
+        # With one more token: one of terms, or what matters of others
+        self._after: dict[tuple[Progress, int], Progress] = {}
 
     def __reduce__(self) -> tuple[type[RequiredTerms], tuple[tuple[Term, ...], tuple[bytes, ...]]]:
         return RequiredTerms, (self.terms, ())
@@ -188,48 +180,40 @@ class RequiredTerms:
             if self._has_breaks or (self._has_word_ends and progress.begun.length):
                 token = self._bytes_of(token_id)
                 key -= 2 * begins_inside(token) + opens(token)
-        found = progress.after.get(key)
+        found = self._after.get((progress, key))
         if found is None:
             found = self._advanced(progress, token_id)
-            if self._num_kept + len(self._known) > _MOST_KEPT:
-                self._forget()
-            progress.after[key] = found
-            self._num_kept += 1
+            if len(self._after) + len(self._known) > _MOST_KEPT:
+                self.forget()
+            self._after[progress, key] = found
         return found
 
     def left_after(self, progress: Progress, token_ids: Iterable[int]) -> list[int]:
         """Returns the fewest tokens that complete all terms after each of some next tokens."""
-        wanted, (other, going_on) = progress.wanted, progress.left_after_others
+        if progress.left_after_others is None:
+            other = going_on = self._decided_wholly(progress, goes_on=False).num_missing_tokens
+            if self._has_word_ends:
+                going_on = self._decided_wholly(progress, goes_on=True).num_missing_tokens
+            progress.left_after_others = other, going_on
+        wanted, (other, going_on) = self.wanted(progress), progress.left_after_others
         if going_on == other:
             return [wanted.get(token_id, other) for token_id in token_ids]
         return [
             wanted.get(token_id, going_on if self._goes_on(token_id) else other) for token_id in token_ids
         ]
 
-    def left_after_others(self, progress: Progress) -> tuple[int, int]:
-        """Returns the fewest tokens that complete all terms after a token that is not wanted.
-
-        The second number is that after one that continues the last word.
-        """
-        other = self._decided_wholly(progress, goes_on=False).num_missing_tokens
-        if not self._has_word_ends:
-            return other, other
-        return other, self._decided_wholly(progress, goes_on=True).num_missing_tokens
-
     def _goes_on(self, token_id: int) -> bool:
         """Returns whether a token continues the last word, and that matters."""
         return self._has_word_ends and begins_inside(self._bytes_of(token_id))
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """Drops what was found. Rows keep their progress."""
-        for progress in self._known.values():
-            progress.after.clear()
         self._known.clear()
-        self._num_kept = 0
+        self._after.clear()
 
     def _advanced(self, progress: Progress, token_id: int) -> Progress:
         going_on: list[tuple[Progress, _Beginning]] = []  # each settles as the next one
-        while (found := progress.after.get(token_id)) is None:
+        while (found := self._after.get((progress, token_id))) is None:
             begun = self._continued(progress, token_id) if token_id in self._ids else None
             if begun is not None:
                 going_on.append((progress, begun))
@@ -322,7 +306,6 @@ class RequiredTerms:
                     at_end, num_at_end = _without(missing, number), num_missing_tokens - self._costs[number]
                 num_left = min(num_missing_tokens - max(0, *gains), num_at_end)
             found = self._known[key] = Progress(
-                self,
                 missing,
                 begun,
                 is_after_break,
@@ -340,7 +323,15 @@ class RequiredTerms:
         return self._spellings[first][1].token_ids[:length]
 
     def wanted(self, progress: Progress) -> dict[int, int]:
-        """Returns the next tokens that begin a term or go on with it; see `Progress.wanted`."""
+        """Returns the next tokens that begin a term or go on with it.
+
+        With the fewest tokens that complete all terms after each of them.
+        """
+        if progress.wanted is None:
+            progress.wanted = self._wanted(progress)
+        return progress.wanted
+
+    def _wanted(self, progress: Progress) -> dict[int, int]:
         wanted: dict[int, int] = {}
         if not progress.begun.length:
             for number, spelling in self._open(
@@ -351,7 +342,7 @@ class RequiredTerms:
                 wanted[token_id] = min(left, wanted.get(token_id, left))
             return wanted
         for goes_on in (False, True) if self._has_word_ends else (False,):
-            begins = self._decided_wholly(progress, goes_on=goes_on).wanted
+            begins = self.wanted(self._decided_wholly(progress, goes_on=goes_on))
             wanted |= {each: left for each, left in begins.items() if self._goes_on(each) == goes_on}
         going_on = progress
         while going_on.settled is not None:
@@ -391,28 +382,29 @@ class RequiredTerms:
             and (
                 (not after.missing[number] and len(before) >= after.begun.length)
                 or (
-                    is_spaced
-                    and len(before) + 1 >= after.begun.length  # not inside of a longer one
-                    and self._lacks_break(token_ids, len(before))
+                    len(before) + 1 >= after.begun.length  # not inside of a longer one
+                    and not self._may_follow(spelling, token_ids, len(before))
                 )
             )
-            for number, before, is_spaced in self._exact.get(token_id, ())
+            for number, before, spelling in self._exact.get(token_id, ())
         )
 
     def _is_glued(self, progress: Progress, token_ids: list[int], token_id: int) -> bool:
         """Returns whether a token continues a word with an exact term, or an exact term with a word.
 
-        A word may go on with the letters that begin a term. So of the terms that need a break before them,
-        only those that begin with a mark are found at their first token, the others when they are whole.
+        A word may go on with the letters that begin a term. So of the terms that may not stand everywhere,
+        only those that begin with a mark, or a space and a mark, are found at their first token, the others
+        when they are whole.
         """
         token = self._bytes_of(token_id)
-        numbers = self._spaced.get(token_id)
         if (
-            numbers
-            and begins_with_mark(token)
-            and any(progress.missing[number] for number in numbers)
-            and self._lacks_break(token_ids, 0)
-            and not self._may_begin(progress, token_id)
+            token_id in self._bound
+            and (token == b" " or begins_with_mark(token.removeprefix(b" ")))
+            and any(
+                progress.missing[number] and not self._may_follow(spelling, token_ids)
+                for number, spelling in self._bound[token_id]
+            )
+            and not self._may_begin(progress, token_ids, token_id)
         ):
             return True
         if not (self._has_word_ends and progress.begun.length and begins_inside(token)):
@@ -423,20 +415,23 @@ class RequiredTerms:
         number = self._ended(progress, goes_on=False)
         return number is not None and self.terms[number].is_exact
 
-    def _may_begin(self, progress: Progress, token_id: int) -> bool:
-        """Returns whether a token goes on with what a target has begun, or begins a term without a break."""
+    def _may_begin(self, progress: Progress, token_ids: list[int], token_id: int) -> bool:
+        """Returns whether a token goes on with what a target has begun, or begins a term that fits."""
         if progress.begun.length and self._continued(progress, token_id) is not None:
             return True
-        begun = self._narrowed(self._nothing, token_id)
+        first, end, _ = self._narrowed(self._nothing, token_id)
         return any(
-            not (spelling.begins_after_break and self.terms[number].is_exact)
-            for number, spelling in self._open(progress.missing, begun, is_after_break=False)
+            progress.missing[number] and self._may_follow(spelling, token_ids)
+            for number, spelling in self._spellings[first:end]
         )
 
-    def _lacks_break(self, token_ids: list[int], length: int) -> bool:
-        """Returns whether no placeholder may stand directly after what is before some last tokens."""
-        before = token_ids[: len(token_ids) - length][-1:]
-        return bool(before) and not admits_placeholder(self._bytes_of(before[0]))
+    def _may_follow(self, spelling: Spelling, token_ids: list[int], length: int = 0) -> bool:
+        """Returns whether an exact term may be spelled so after a target without some last tokens."""
+        if length == len(token_ids):
+            return True
+        token = self._bytes_of(token_ids[-length - 1])
+        is_glued = spelling.begins_after_break and not admits_placeholder(token)
+        return not is_glued and (spelling.follows_bracket or not ends_with_bracket(token))
 
     def _first_repeated(self, progress: Progress) -> int | None:
         """Returns where the first term that a target must not have again is in what it has begun."""

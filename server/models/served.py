@@ -25,7 +25,7 @@ from seq2seq_serve.server.telemetry.record import Caller, CallRecord
 from seq2seq_serve.server.telemetry.statistics import Statistics
 
 _ENGLISH = "en"
-_MOST_OPTION_BYTES = 2**17  # a byte of a glossary may take 200 of memory, if all words have one letter
+_MOST_OPTION_BYTES = 2**24  # of memory, of the options of all models
 _NAMES_IN_MESSAGE = 20  # gRPC's metadata, in which a message is, is bounded
 
 
@@ -82,11 +82,12 @@ class ServedModel:
         base: The model that an adapter changes, which has the engine; None for a model.
         adapter: The place of the adapter in the engine.
         places: The adapters in the engine; none may be there if the graphs take none.
-        decodings: How targets are decoded, by what it was read from; None once the model is not served any
-            more, because each refers to the model.
+        decodings: How targets are decoded, by what it was read from; of all served models. None while the
+            model is not one of them, because each refers to its model.
     """
 
     base: ServedModel | None = None
+    decodings: Kept[ServedModel, Any] | None = None
     adapter = NO_ADAPTER
 
     def __init__(self, engine: AsyncEngine, bundle: Bundle, sizing: Sizing, version: str = "") -> None:
@@ -115,7 +116,6 @@ class ServedModel:
         self.num_target_positions = sizing.sizes[Axis.CACHE_CAPACITY]
         self.max_target_length = self.num_target_positions - (len(manifest.template.start) - 1)
         self.places: list[ServedModel | None] = [None] * sizing.num_adapters
-        self.decodings: Kept[Any] | None = Kept(_MOST_OPTION_BYTES)
 
     def adapted(self, name: str, adapter: Adapter, place: int) -> ServedModel:
         """Returns the model that is this one with an adapter, which the engine has in a place."""
@@ -127,7 +127,7 @@ class ServedModel:
         """Returns this model under the name of an adapter, which is not loaded."""
         model = copy.copy(self)
         model.base, model.name, model.places = self, name, []
-        model.decodings = Kept(_MOST_OPTION_BYTES)
+        model.decodings = None
         return model
 
 
@@ -170,6 +170,7 @@ class Models:
         self._numbers: dict[str, str] = {}
         self._num_users: Counter[ServedModel] = Counter()
         self._left = asyncio.Event()
+        self._decodings = Kept[ServedModel, Any](_MOST_OPTION_BYTES)
 
     def put(self, model: ServedModel, number: str = "") -> ServedModel | None:
         """Serve a model from now on; returns the model of the same name that it replaces.
@@ -181,8 +182,8 @@ class Models:
         before = self._by_name.get(model.name)
         self._by_name[model.name], self._numbers[model.name] = model, number
         if before is not None:
-            self._last_uses.pop(before, None)
-            before.decodings = None
+            self._leave(before)
+        model.decodings = self._decodings
         if model.base is not None:
             self._last_uses[model] = next(self._uses)
         self._metrics.show_model(model)
@@ -192,10 +193,14 @@ class Models:
         """Stop serving a model; returns it if it was served."""
         model = self._by_name.pop(name, None)
         if model is not None:
-            self._last_uses.pop(model, None)
-            model.decodings = None
+            self._leave(model)
             self._metrics.hide_model(model)
         return model
+
+    def _leave(self, model: ServedModel) -> None:
+        self._last_uses.pop(model, None)
+        self._decodings.forget(model)
+        model.decodings = None
 
     def get(self, name: str) -> ServedModel | None:
         """Returns the model of that name, if it is served."""

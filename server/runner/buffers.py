@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import zip_longest
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -233,11 +234,11 @@ class _Column(NamedTuple):
 
     dtype: Any
     free: int | None
-    of_rows: Callable[[tuple[Sequence, ...]], list[int]]
+    of_rows: Callable[[Collection[Sequence]], list[int]]
     is_fixed: bool = False
 
 
-def _of_each(value: Callable[[Sequence], int]) -> Callable[[tuple[Sequence, ...]], list[int]]:
+def _of_each(value: Callable[[Sequence], int]) -> Callable[[Collection[Sequence]], list[int]]:
     return lambda rows: list(map(value, rows))
 
 
@@ -298,6 +299,9 @@ class Columns:
             free = self._row_numbers if column.free is None else column.free
             self._free[name] = np.full(num_rows, free, column.dtype)
         self._host = {name: free.copy() for name, free in self._free.items()}
+        # On the host, the step itself adds one to the previous lengths.
+        counted = [names.CACHE_LENGTHS] if device.is_host else [names.CACHE_LENGTHS, names.PREVIOUS_LENGTHS]
+        self._lengths = [self._host[name] for name in counted if name in self._host]
         self._values, self._pointers = dict[str, Any](), dict[str, int]()
         for name, array in self._host.items():
             self._values[name], self._pointers[name] = device.place(array)
@@ -320,22 +324,33 @@ class Columns:
         """Write the inputs of a step of `rows`.
 
         Columns that are fixed are not written again for the tuple of the step before. If its rows
-        `have_grown`, each by exactly one position, their lengths are all that is written.
+        `have_grown`, each by exactly the position that this step selected, their lengths are all that is
+        written. Of another tuple, simple rows that were in the same places are not written again, either.
         """
+        before, self.rows = self.rows, None
+        is_known, num_rows = rows is before, len(rows)
         if have_grown:
+            for lengths in self._lengths:
+                lengths[:num_rows] += 1
+        if have_grown and is_known:
             if names.CACHE_LENGTHS in self._host:
-                self._host[names.CACHE_LENGTHS][: len(rows)] += 1
                 self._write(names.CACHE_LENGTHS)
+            self.rows = rows
             return
-        is_known, self.rows = rows is self.rows, None
+        places: slice | list[int] = slice(num_rows)
+        written: Collection[Sequence] = rows
+        if have_grown and before is not None:
+            pairs = enumerate(zip_longest(rows, before[:num_rows]))
+            places = [place for place, (row, other) in pairs if row is not other or not row.num_simple]
+            written = [rows[place] for place in places]
         for name, array in self._host.items():
             column = COLUMNS[name]
             if is_known and column.is_fixed:
                 continue
-            array[: len(rows)] = column.of_rows(rows)
+            array[places] = column.of_rows(written)
             # A captured step also computes the rows after them. These write to slots that no request owns,
             # and their lengths stay below those of the running rows.
-            array[len(rows) :] = self._free[name][len(rows) :]
+            array[num_rows:] = self._free[name][num_rows:]
             self._write(name)
         self.rows = rows
 

@@ -50,6 +50,7 @@ _CANDIDATES = (names.CANDIDATE_IDS, names.LOG_PROBABILITIES, names.FOUND)
 _NOTHING_FOUND = np.zeros(0, np.float32)  # the steps of older bundles look nothing up
 _NOT_NUMBERS = "what the graph {} computes is not a number: its weights are damaged, export the model again"
 _STATE = attrgetter("num_branches", "num_forced", "is_plain")  # of a row before a step
+_MEMORY_LENGTH = attrgetter("memory_length")
 
 
 class _Staged(NamedTuple):
@@ -193,7 +194,7 @@ class OnnxRunner:
         self._memory_capacities: dict[int, Array] = {}
         self._staged: dict[tuple[int, int], _Staged] = {}  # captured encode calls, by rows and tokens
         self._padded: set[tuple[int, int]] = set()  # shapes of other encode calls that were run to warm up
-        self._rows: tuple[Sequence, ...] = ()  # of the last step, if the columns know what follows it
+        self._have_grown = False  # the rows of the last step: the columns know their next tokens
         self._files: VariantFiles | None = files or read_files(bundle, self.precision, self.provider)
         self._select: Session | None = None
         self._sessions: dict[Verb, Session] = {
@@ -424,18 +425,19 @@ class OnnxRunner:
     def step(self, rows: tuple[Sequence, ...], num_steps: int = 1) -> Selected:
         num_rows = len(rows)
         if rows is not self._columns.rows and not self._is_draft:
-            longest = self._rounded(max(row.memory_length for row in rows))
+            longest = self._rounded(max(map(_MEMORY_LENGTH, rows)))
             if 2 * longest <= self._memory_capacity:
                 self._fit_memory(longest, num_rows)
+        others = [row for row in rows if not row.num_simple]
         # The columns do not know the next token of a row with several branches or a forced token; a row that
         # only keeps its memory does not grow.
-        states = set(map(_STATE, rows))
+        states = set(map(_STATE, others))
         are_growing = all(num_branches == 1 and not num_forced for num_branches, num_forced, _ in states)
-        self._columns.fill(rows, have_grown=are_growing and rows is self._rows)
-        has_plain = any(is_plain for *_, is_plain in states)
+        self._columns.fill(rows, have_grown=are_growing and self._have_grown)
+        has_plain = len(others) < num_rows or any(is_plain for *_, is_plain in states)
         are_plain = all(is_plain for *_, is_plain in states)
-        num_candidates, wanted = 0, NOTHING_WANTED
-        if self.chooses_tokens:
+        num_candidates, wanted = int(self.chooses_tokens), NOTHING_WANTED
+        if self.chooses_tokens and not are_plain:
             num_candidates, wanted = selection.choice(rows, self.vocab_size, looks_up=self._looks_up)
         binding = self._run_step(
             num_rows, picks=has_plain, num_candidates=num_candidates, places=wanted.places
@@ -453,7 +455,7 @@ class OnnxRunner:
             token_ids = best[0][:, 0].tolist()
         else:
             token_ids = self._columns.read_token_ids(num_rows)
-        self._rows = rows if are_growing else ()
+        self._have_grown = are_growing and rows[-1].row == num_rows - 1  # one with drafts may grow by more
         if num_steps > 1 and min(token_ids) >= 0:
             return Selected(token_ids, further=tuple(self._repeated(rows, num_steps - 1, num_candidates)))
         attention = self._read_attention(rows)
@@ -484,7 +486,7 @@ class OnnxRunner:
                 self._columns.pick(len(rows))
             token_ids = self._columns.read_token_ids(len(rows))
             if min(token_ids) < 0:
-                self._rows = ()  # so that the columns forget this step
+                self._have_grown = False  # so that the columns forget this step
                 return
             yield token_ids
 
@@ -628,9 +630,10 @@ class OnnxRunner:
         Returns:
             The step's binding.
         """
-        if self.captures_steps:
+        is_captured, state_copy = self.captures_steps, self._state_copy
+        if is_captured:
             num_rows = self._buckets[bisect_left(self._buckets, num_rows)]
-        key = num_rows, self._state_copy, num_candidates, bool(len(places)), self._memory_capacity
+        key = num_rows, state_copy, num_candidates, bool(len(places)), self._memory_capacity
         bindings = self._bindings.pop(key, None) or self._bind_step(num_rows, num_candidates)
         self._bindings[key] = bindings
         if len(self._bindings) > 4 * self._columns.num_rows:
@@ -641,9 +644,9 @@ class OnnxRunner:
         sessions = [self._sessions[Verb.STEP]]
         if picks and self._select is not None:
             sessions.append(self._select)
-        graph_id = num_rows + self._state_copy * (1 + self.num_slots)
+        graph_id = num_rows + state_copy * (1 + self.num_slots)
         for session, binding in zip(sessions, bindings, strict=False):
-            if self.captures_steps:
+            if is_captured:
                 self.device.replay(session, binding, graph_id=graph_id)
             else:
                 session.run_with_iobinding(binding)

@@ -30,6 +30,7 @@ _MOST_PACKED_BYTES, _MOST_PACKED_COPIES = 2 * 2**24, 2
 _MOST_STAGED_ROWS = 64
 _MOST_GRAPH_BYTES = 2**24
 _PROCESS_BYTES = 64 * 2**20  # an instance's own process, with Python, numpy and ONNX Runtime: 50 MiB measured
+_SMALL_BYTES = 2**25  # of weights: a turn of the engine is to a large part Python's
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Sizing:
     Attributes:
         provider: Short name of the provider that runs the graphs.
         num_threads: Threads of a graph's run.
+        has_processes: Whether each runner has a process of its own; otherwise the only one has a thread.
         max_source_length: The largest length of the source that memory depends on.
         sizes: Positions of the buffers' rows by axis.
         groups: The memory, cache and state tensors of all graphs, grouped by shape.
@@ -61,6 +63,7 @@ class Sizing:
     precision: Precision
     num_instances: int
     num_threads: int
+    has_processes: bool
     max_source_length: int
     sizes: dict[str, int]
     groups: tuple[tuple[TensorSpec, ...], ...]
@@ -94,7 +97,7 @@ class Sizing:
             staged_bytes = self.num_staged_rows * self.slot_bytes  # at most: they have no cache
             runner_bytes = slots_bytes + columns_bytes + staged_bytes + self.adapter_bytes
             return self.num_instances * (self.weight_bytes + runner_bytes)
-        process_bytes = _PROCESS_BYTES if self.num_instances > 1 else 0
+        process_bytes = _PROCESS_BYTES if self.has_processes else 0
         of_draft = 0 if self.draft is None else self.draft.sizing.model_bytes
         return self.model_bytes + of_draft + self.num_instances * process_bytes
 
@@ -153,7 +156,13 @@ def _size_up(
 ) -> Sizing:
     """Returns the sizes for a provider and a precision; the errors are those of `size_up`."""
     manifest = bundle.manifest
-    num_instances, num_threads = config.num_instances, config.num_threads or usable_cpus()
+    variant = manifest.variants[precision]
+    weight_bytes = variant.weights.size_bytes
+    num_instances, num_cpus = config.num_instances, usable_cpus()
+    is_single = num_instances == 1 and provider == CPU
+    # Otherwise its engine and the event loop of the callers would wait for each other's Python.
+    is_apart = is_single and config.has_callers and num_cpus > 1 and weight_bytes <= _SMALL_BYTES
+    num_threads = config.num_threads or num_cpus - is_apart
     if provider == CPU and num_instances > num_threads:
         threads = "is 1 thread" if num_threads == 1 else f"are {num_threads} threads"
         raise ValueError(
@@ -171,7 +180,6 @@ def _size_up(
         Axis.CACHE_CAPACITY: max_target_length,
         Axis.MEMORY_CAPACITY: manifest.memory.memory_length({manifest.memory.source: max_source_length}),
     }
-    variant = manifest.variants[precision]
     for spec in variant.graphs[Verb.STEP].inputs:
         if spec.role is Role.TOKEN and spec.name not in COLUMNS:
             raise ValueError(
@@ -198,7 +206,6 @@ def _size_up(
             "max_target_length"
         )
     num_hops, num_alignment_heads = _reported_attention(variant)
-    weight_bytes = variant.weights.size_bytes
     packed_bytes = 0
     if precision is Precision.FP32:
         packed_bytes = _MOST_PACKED_COPIES * weight_bytes
@@ -212,6 +219,7 @@ def _size_up(
         precision=precision,
         num_instances=num_instances,
         num_threads=max(num_threads // num_instances, 1),  # on CUDA there may be more instances than threads
+        has_processes=is_apart or not is_single,
         max_source_length=max_source_length,
         sizes=sizes,
         groups=tuple(tuple(specs.values()) for specs in groups.values()),
@@ -285,6 +293,7 @@ def _draft_of(bundle: Bundle, sizing: Sizing, config: RunnerConfig, draft_bundle
             config,
             draft=None,
             has_adapters=False,  # it drafts the same for all
+            num_threads=sizing.num_instances * sizing.num_threads,
             provider=ProviderPolicy.CPU,
             # A wrong draft costs only time, and a step of one row takes as long as reading the weights.
             precision=Precision.INT4 if Precision.INT4 in draft.variants else None,

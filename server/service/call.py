@@ -23,6 +23,8 @@ ON_THE_LOOP_BYTES = 2_000  # of text: a millisecond or two
 SHORT_BYTES = 32_000
 # A byte of text takes about as long to read as this many bytes of a file or tensor, and as many pixels.
 BYTES_PER_TEXT_BYTE = 64
+# Of text that takes about as long to read as a term or a placeholder, beside its own bytes
+BYTES_PER_TERM = 64
 SMALL_ANSWER_BYTES = 2**16  # built in about a millisecond
 
 
@@ -47,6 +49,9 @@ class Call(CallRecord):
     def holding(self, _num_bytes: int, _num_attention_bytes: int = 0) -> AbstractContextManager[None]:
         """Counts memory, and that of attention, until the block ends; raises Overloaded if it is too much."""
         return nullcontext()
+
+    def hold(self, _num_bytes: int) -> None:
+        """Counts memory until the call has its answer; raises Overloaded if it is too much."""
 
     async def room(self, _num_bytes: int) -> Room:
         """Counts the memory of arrays before they are read; waits for room, or raises Overloaded."""

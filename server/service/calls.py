@@ -153,6 +153,10 @@ class RemoteCall(Call):
         with held.take(name, num_bytes), attention.take(name, num_attention_bytes):
             yield
 
+    def hold(self, num_bytes: int) -> None:
+        """Counts memory as `Calls.hold`."""
+        self.calls.hold(self, num_bytes)
+
     async def room(self, num_bytes: int) -> Room:
         """Counts the memory of arrays before they are read, until the room is closed.
 
@@ -495,6 +499,7 @@ class Calls:
                 await answering
             finally:
                 room.release()
+                self.let_go(its)
 
         call.is_recorded_by_item = True
         refusal: Exception | None = None

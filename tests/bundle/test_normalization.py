@@ -7,7 +7,8 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seq2seq_serve.bundle.normalization import INVISIBLE, WHITE_SPACE, is_blank, normalization_of, normalizer
+from seq2seq_serve.bundle.characters import INVISIBLE, WHITE_SPACE, is_blank
+from seq2seq_serve.bundle.normalization import normalization_of, normalizer
 
 _HARD = st.text(
     alphabet=[*"a b\u0301\u0323\u1100\u1161\u11a8\u2126\ufb01\u00a8\t\n\u3000\u200b\u200d\ufeff\x00\x1f"]

@@ -1,10 +1,18 @@
 import pytest
 
-from seq2seq_serve.bundle.placeholders import is_kept, placeholders, space_around
+from seq2seq_serve.bundle.placeholders import (
+    IN_PLACEHOLDERS,
+    is_after_space_in_bracket,
+    is_kept,
+    placeholders,
+    space_around,
+)
 
 
 def found(text: str) -> list[str]:
-    return [text[begin:end] for begin, end in placeholders(text)]
+    texts = [text[begin:end] for begin, end in placeholders(text)]
+    assert all(any(part in each for part in IN_PLACEHOLDERS) for each in texts)
+    return texts
 
 
 @pytest.mark.parametrize(
@@ -80,3 +88,11 @@ def test_tags_of_a_target_are_in_pairs_as_in_the_source(source, target, expected
 def test_a_placeholder_needs_breaks_unless_it_is_a_part_of_a_word(text, expected):
     [place] = placeholders(text)
     assert space_around(text, *place) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("( {a}", True), ("x [ {a}", True), ("({a}", False), ("a {a}", False), (" {a}", False)],
+)
+def test_a_space_in_a_bracket_before_a_placeholder_is_seen(text, expected):
+    assert is_after_space_in_bracket(text, text.index("{")) is expected

@@ -1,6 +1,14 @@
 import pytest
 
-from seq2seq_serve.bundle.words import admits_placeholder, begins_inside, is_inside, needs_space, opens, words
+from seq2seq_serve.bundle.words import (
+    admits_placeholder,
+    begins_inside,
+    ends_with_bracket,
+    is_inside,
+    needs_space,
+    opens,
+    words,
+)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +46,11 @@ def test_a_word_stands_directly_after_all_but_letters_digits_and_underscores():
 def test_a_placeholder_does_not_stand_directly_after_what_closes_something():
     assert all(map(admits_placeholder, [b"", b"a ", b"(", b'"', "은".encode()]))
     assert not any(map(admits_placeholder, [b"a.", b"{a}", b"</b>", b")", b","]))
+
+
+def test_a_token_ends_with_an_opening_bracket():
+    assert all(map(ends_with_bracket, [b"(", b" a[", b"{a}("]))
+    assert not any(map(ends_with_bracket, [b"", b"( ", b")", b"{", b"(a"]))
 
 
 def test_a_word_and_a_variable_need_a_space_before_them_and_a_tag_does_not():

@@ -2,13 +2,16 @@
 
 import gzip
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from seq2seq_serve.bundle.names import SOURCE_IDS
 from seq2seq_serve.client import GenerateOptions, read_glossary
 from seq2seq_serve.client.files.plan import settings_of
+from seq2seq_serve.client.translate import _Server
 from seq2seq_serve.documents.segments import FormattedText, kind_of, options_by_kind, software_text
+from seq2seq_serve.protos.seq2seq_v1_pb2 import Model
 
 TERMS = "# terms\ncat\tKatze\nblack dog\tHund\n"
 TBX = """<tbx><text><body><conceptEntry>
@@ -38,6 +41,25 @@ def test_a_term_of_a_glossary_and_of_a_flag_must_agree(run):
     code, out, [line] = run("translate", "a", "--glossary", "terms.tsv", "--terms", "cat=Kater")
     assert (code, out) == (1, "")
     assert "the term 'cat' has two translations" in line
+
+
+def test_terms_that_do_not_agree_are_refused_once_before_any_text(run):
+    """Each line of the input had the same error."""
+    flags = ["--glossary", "terms.tsv", "--terms", "Cat=Kater"]
+    code, out, lines = run("translate", *flags, stdin=b"a\nb\n")
+    message = "line 2: the term 'cat' has two translations, 'Katze' and 'Kater' of --terms: remove one"
+    assert (code, out, lines) == (1, "", [f"error: terms.tsv: {message}"])
+    assert run("translate", "a", "--glossary", "terms.tsv", "--terms", "cat=Katze")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "terms", [["cat=a", "--terms", "Cat=b"], ['{"cat": "a", "Cat": "b"}'], ['{"cat": "a", "cat": "b"}']]
+)
+def test_two_translations_of_a_flag_are_wrong_usage(run, capsys, terms):
+    """The last one of an object of JSON was taken."""
+    with pytest.raises(SystemExit, match="2"):
+        run("translate", "a", "--terms", *terms)
+    assert "has two translations, 'a' and 'b': remove one" in capsys.readouterr().err
 
 
 def test_tbx_is_read_in_the_languages_of_the_options(run, tmp_path):
@@ -162,3 +184,15 @@ def test_a_text_asks_for_what_it_needs_alone():
     assert asked(has_attention=True, keeps_placeholders=True) == every
     assert asked(has_attention=False, keeps_placeholders=True) == [(False, keeps) for _, keeps in every]
     assert asked(has_attention=True, keeps_placeholders=False) == [(aligns, False) for aligns, _ in every]
+
+
+def test_a_text_is_sent_with_its_tags_where_no_alignment_places_them():
+    text = software_text(FormattedText("a b"), "<b>a</b> b")
+    plan = SimpleNamespace(options=GenerateOptions(), keeps_placeholders=True, in_flight=1, give_up_seconds=1)
+
+    def sent(*, has_attention):
+        item = _Server(None, plan, Model(name="m", has_attention=has_attention)).prepare(text)
+        return item.message.sources[0].text, item.options.word_alignment
+
+    assert sent(has_attention=True) == ("a b", True)
+    assert sent(has_attention=False) == ("<b>a</b> b", False)

@@ -14,6 +14,7 @@ _PO = 'msgid ""\nmsgstr ""\n"Plural-Forms: nplurals={};\\n"\n\n'
 _MESSAGE = 'msgid ""\n{}msgstr ""\n'
 _PLURAL = 'msgid "%d file"\nmsgid_plural "%d files"\nmsgstr[0] ""\n'
 _NAMESPACE = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+_PICTURES = "http://schemas.openxmlformats.org/drawingml/2006/wordprocessingDrawing"
 _FIELD = '<w:r><w:fldChar w:fldCharType="{}"/></w:r>'
 _FIELD_END, _RUN = _FIELD.format("end"), "<w:r><w:t>x </w:t></w:r>"
 _EVENT = "[Events]\nDialogue: 0,0:00:01.00,0:00:02.00,Default,,0,0,0,,"
@@ -139,6 +140,14 @@ def _word(unit: str, before: str = "", after: str = "", end: str = "") -> Attack
     return Attack(".docx", make)
 
 
+def _open(unit: str, end: str = "") -> Attack:
+    def make(size: int) -> bytes:
+        number = size // len(unit + end)
+        return _open_text(f"<text:p>{unit * number}{end * number}</text:p>")
+
+    return Attack(".odt", make)
+
+
 def _false_size(size: int) -> bytes:
     """Returns a Word file whose part says that it is far smaller than it is."""
     name, content = "word/media/a.png", bytes(100 * size)
@@ -207,6 +216,32 @@ ATTACKS = {
         "<w:p>",
         "</w:p>",
         "</w:p></w:txbxContent></w:pict></w:r>",
+    ),
+    "controls in controls": _word(
+        f"<w:sdt><w:sdtContent>{_RUN}", "<w:p>", "</w:p>", "</w:sdtContent></w:sdt>"
+    ),
+    "readings in readings": _word(
+        "<w:r><w:ruby><w:rt/><w:rubyBase>",
+        "<w:p>",
+        f"</w:p><w:p>{_RUN}</w:p>",
+        "</w:rubyBase></w:ruby></w:r>",
+    ),
+    "symbols within a sentence": _word(f"{_RUN}<w:r><w:sym/></w:r>", "<w:p>", "</w:p>"),
+    "deletions within a sentence": _word(f"{_RUN}<w:del>{_RUN}</w:del>", "<w:p>", "</w:p>"),
+    "bookmarks without words": _word(f"<w:bookmarkStart/>{_RUN}", "<w:p>", "</w:p>", "<w:bookmarkEnd/>"),
+    "boxes within a sentence": _word(
+        f"{_RUN}<w:r><w:pict><w:txbxContent><w:p>{_RUN}</w:p></w:txbxContent></w:pict></w:r>",
+        "<w:p>",
+        "</w:p>",
+    ),
+    "pictures with descriptions in pictures": _word(
+        f"<w:r><w:drawing><p:docPr xmlns:p='{_PICTURES}' descr='x'/>",
+        f"<w:p>{_RUN}",
+        "</w:p>",
+        "</w:drawing></w:r>",
+    ),
+    "runs in elements without a text": _word(
+        "<w:hyperlink><w:commentReference/>", f"<w:p>{_RUN}", "</w:p>", "</w:hyperlink>"
     ),
     "pictures in pictures": _word("<w:r><w:pict>", f"<w:p>{_RUN}", "</w:p>", "</w:pict></w:r>"),
     "a list of many texts": _repeated(".json", '"a",', "[", '"a"]'),
@@ -363,6 +398,10 @@ ATTACKS = {
         ".ods",
         lambda size: _open_text("<text:c><text:p>x" * (size // 36) + "</text:p></text:c>" * (size // 36)),
     ),
+    "notes in notes of OpenDocument": _open("<text:note><text:p>x", "</text:p></text:note>"),
+    "notes within a sentence": _open("x <text:note><text:p>x</text:p></text:note>"),
+    "spaces within a sentence": _open("x<text:s text:c='9999'/>"),
+    "readings in readings of OpenDocument": _open("<text:ruby>x", "</text:ruby>"),
     "entities of OpenDocument": Attack(
         ".odt", lambda _: _open_text("<text:p>&e;</text:p>", _ENTITIES), is_refused=True
     ),

@@ -127,13 +127,18 @@ _UNITS: dict[str, tuple[str, Callable[[str], bytes]]] = {
 SUFFIXES = tuple(_UNITS)
 
 
+def document_of(suffix: str, inside: str) -> bytes:
+    """Returns a document of a kind, with this markup where its texts are."""
+    return _UNITS[suffix][1](inside)
+
+
 def large(suffix: str, num_bytes: int) -> tuple[bytes, int]:
     """Returns a document of a kind, and its size in bytes: of an archive that of its texts, unpacked."""
-    unit, make = _UNITS[suffix]
+    unit, _ = _UNITS[suffix]
     units, size, sentences = list[str](), 0, cycle(_SENTENCES)
     parts = re.split(r"\b(S)\b|(?<!\\)(N)(?![A-Z])", unit)
     while size < num_bytes:
         values = {"S": lambda: next(sentences), "N": lambda: str(len(units))}
         units.append("".join(values[part]() if part in values else part or "" for part in parts))
         size += len(units[-1])
-    return make("".join(units)), size
+    return document_of(suffix, "".join(units)), size

@@ -89,7 +89,33 @@ def test_json_keeps_all_but_its_strings():
     [
         *("{{count}}", "%s / %d", "${name}!", "<br/>", "https://a.b/c d@e.fr", "$t(a.b)", "%{n}"),
         *("%Y-%m-%d", "%b %-d", "/a/b.png", "en_US", "@home", ":year", "#fff", "com.example.Main", "a-b.c"),
-        *("true", "False", r"C:\\a\\b", "{0,choice,0#no files|1#a file}", "{n, selectordinal, other {x}}"),
+        *(
+            "2026-01-01T00:00:00Z",
+            "2026-01-01T10:00:00.5+09:00",
+            "P1DT2H",
+            "{550e8400-e29b-41d4-a716-446655440000}",
+        ),
+        *(
+            "ko-KR",
+            "zh-Hant-TW",
+            "es-419",
+            "1.2.3-beta",
+            "v2.0.0+b5",
+            "12px",
+            "1.5rem 2em",
+            "300ms",
+            "16GB",
+            "0xFF",
+        ),
+        *("rgba(0, 0, 0, .5)", "calc(100% - 2px)", "aGVsbG8gd29ybGQ=", "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpX"),
+        *(
+            "d41d8cd98f00b204e9800998ecf8427e",
+            "true",
+            "False",
+            r"C:\\a\\b",
+            "{0,choice,0#no files|1#a file}",
+            "{n, selectordinal, other {x}}",
+        ),
     ],
 )
 def test_values_that_are_code_stay(value):
@@ -98,7 +124,33 @@ def test_values_that_are_code_stay(value):
 
 
 @pytest.mark.parametrize(
-    "value", ["Done.", "and / or", "100%ige", "登录/注册", "%d files", "Wait...", "{a} b", "5% of"]
+    "value",
+    [
+        *(
+            "Done.",
+            "and / or",
+            "100%ige",
+            "登录/注册",
+            "%d files",
+            "Wait...",
+            "{a} b",
+            "5% of",
+            "1st",
+            "3D",
+            "co-op",
+        ),
+        *(
+            "Vorname=",
+            "file(s)",
+            "decade",
+            "COVID-19",
+            "MP3",
+            "12px wide",
+            "1.2.3 is out",
+            "2026-01-01 Start",
+        ),
+        "Donaudampfschifffahrtsgesellschaft",
+    ],
 )
 def test_values_that_only_look_like_code_are_texts(value):
     assert translated("a.json", json.dumps([value]), capitals)[0] == [value]
@@ -109,6 +161,34 @@ def test_flutters_descriptions_stay():
     texts, written = translated("a.arb", content, capitals)
     assert texts == ["b", "f"]
     assert json.loads(written) == json.loads(content) | {"a": "B", "e": "F"}
+
+
+def test_keywords_of_json_ld_stay():
+    content = '{"@context": {"a": "b"}, "@type": "Person", "@graph": [{"@value": "c"}], "name": "d"}'
+    assert translated("a.json", content, capitals)[0] == ["c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("content", "source", "written"),
+    [
+        ("# a\n---\nko: # b\n  ko: c\n", "ko", "# a\n---\npt-BR: # b\n  ko: c\n"),
+        ("ko_KR:\n  a: c\n", "ko", "pt_BR:\n  a: c\n"),
+        ('"ko":\n  a: c\n', "ko", '"pt-BR":\n  a: c\n'),
+        ("ko:\n  a: c\nb: c\n", "ko", None),
+        ("ko:\n  a: c\n", "", None),
+        ("en:\n  a: c\n", "ko", None),
+        ("a:\n  ko: c\n", "ko", None),
+    ],
+)
+def test_the_only_root_of_yaml_becomes_the_language_of_the_translations(content, source, written):
+    def document(target):
+        read = FILES[".yml"](content.encode(), Path("a.yml"))
+        read.source_language, read.target_language = source, target
+        return read.content().decode()
+
+    assert document("") == content
+    assert document("pt-BR") == (written or content)
+    assert yaml.safe_load(document("no")).keys() == ({"no"} if written else yaml.safe_load(content).keys())
 
 
 def test_flutters_locale_becomes_that_of_the_translations():
@@ -203,7 +283,13 @@ def test_apples_strings_keep_their_keys_and_comments(encoding):
     ("name", "content", "message"),
     [
         ("a.json", '{"a": "b",}', "the file is not JSON: see line 1"),
+        ("a.json", '["a"\n "b"]', "the file is not JSON: see line 2, column 2: '\"' is not expected there"),
         ("a.json", '["a"\n"b"]', "the file is not JSON: see line 2"),
+        (
+            "a.json",
+            '{"a": "b"\r\n',
+            "the file is not JSON: see line 2, column 1: something is missing at its end",
+        ),
         ("a.json", '["a"', "the file is not JSON: see line 1"),
         ("a.json", r'["\x"]', "the file is not JSON: see line 1"),
         ("a.strings", "\n{}", "the file is not strings (.strings): see line 2"),

@@ -84,3 +84,11 @@ def test_xhtml_is_read_as_xml():
     texts, written = translated("a.xhtml", page, capitals)
     assert texts == ["a title", "Go now"]
     assert written == page.replace("a title", "A TITLE").replace("Go", "GO").replace("now", "NOW")
+
+
+@pytest.mark.parametrize("suffix", ARCHIVES)
+def test_a_file_that_is_not_of_its_kind_is_named_by_its_own_suffix(suffix):
+    """A template was reported not to be a .docx."""
+    for name in (f"a{suffix}", f"A{suffix.upper()}", f"a{suffix}.gz"):
+        with pytest.raises(WrongFile, match=rf"the file is not .* \({suffix}\)"):
+            read_file(suffix, b"", Path(name))

@@ -1,9 +1,12 @@
 """Tags around words, whatever a model does with these: each span stays one, and none is lost or doubled."""
 
 import html
+import io
 import re
+import zipfile
 from collections import Counter
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 
 from seq2seq_serve.documents.page import HtmlDocument
 from tests.documents.answers import aligned, translated
+from tests.documents.large import document_of
 
 _SINGLE, _FORMATTING = ("a", "q"), ("b", "em")
 _TOKEN = re.compile(r"<(/?)(\w+)[^>]*>|([^<]+)")
@@ -82,7 +86,11 @@ def tags_of_words(page: str) -> list[set[str]]:
 def test_tags_are_neither_lost_nor_doubled_nor_empty_and_the_text_is_the_target(case):
     page, target, links = case
     _, written = translated("a.html", f"<p>{page}</p>", aligned(target, links))
-    inner = written.removeprefix("<p>").removesuffix("</p>")
+    check_tags(page, written.removeprefix("<p>").removesuffix("</p>"), target, links)
+
+
+def check_tags(page: str, inner: str, target: str, links: str) -> None:
+    """Checks a page and what is written for it, with the target and its alignment."""
     assert html.unescape(re.sub("<[^>]*>", "", inner)) == target
     numbers = Counter(tag for tag, text in spans(inner) if text.strip())
     assert len(spans(inner)) == numbers.total()
@@ -93,6 +101,65 @@ def test_tags_are_neither_lost_nor_doubled_nor_empty_and_the_text_is_the_target(
     assert {tag for tag in belongs if is_single(tag)} <= numbers.keys()
     if all(tag in belongs for tag, _ in spans(page) if is_single(tag)):  # and no other tag gives it a word
         assert belongs <= numbers.keys()
+
+
+_RUN = '<{0}r><{0}rPr>{1}</{0}rPr><{0}t xml:space="preserve">{2}</{0}t></{0}r>'
+# For each kind: the part of the archive, the prefix of its names, and the elements that are around texts
+_OFFICE = {
+    ".docx": ("word/document.xml", "w:", {"a": "hyperlink", "q": "smartTag"}),
+    ".pptx": ("ppt/slides/slide1.xml", "a:", {}),
+    ".odt": ("content.xml", "text:", {"a": "a", "q": "meta", "b": "span", "em": "span"}),
+    ".epub": ("a.xhtml", "", {name: name for name in _SINGLE + _FORMATTING}),
+}
+
+
+def in_office(page: str, suffix: str) -> bytes:
+    """A document with a paragraph, whose tags are elements around texts, or properties of runs."""
+    _, prefix, names = _OFFICE[suffix]
+    parts, properties = [f"<{prefix}p>"], []
+    for token in _TOKEN.finditer(page):
+        name, number = token[2], re.sub(r"\D", "", token[0])
+        if token[3] and names.keys() > {"b"}:
+            parts.append(token[3])
+        elif token[3]:
+            parts.append(_RUN.format(prefix, "".join(properties), token[3]))
+        elif name in names:
+            opened = f'<{prefix}{names[name]} n="{name} {number}">'
+            parts.append(f"</{prefix}{names[name]}>" if token[1] else opened)
+        elif token[1]:
+            properties.pop()
+        else:
+            properties.append(f'<{prefix}{name} n="{name} {number}"/>')
+    return document_of(suffix, "".join([*parts, f"</{prefix}p>"]))
+
+
+def in_page(written: bytes, suffix: str) -> str:
+    """The paragraph of a document with tags of HTML."""
+    with zipfile.ZipFile(io.BytesIO(written)) as archive:
+        root = ElementTree.fromstring(archive.read(_OFFICE[suffix][0]))
+    return _shown(next(one for one in root.iter() if one.tag.endswith("}p")))
+
+
+def _shown(element: ElementTree.Element) -> str:
+    parts = [html.escape(element.text or "")]
+    for child in element:
+        tags = [one.get("n").split() for one in ([child] if child.get("n") else child.iter()) if one.get("n")]
+        is_run = child.tag.endswith("}r")
+        inside = html.escape("".join(child.itertext())) if is_run else _shown(child)
+        parts += [f"<{name} n={number}>" for name, number in tags]
+        parts += [inside, *(f"</{name}>" for name, _ in reversed(tags)), html.escape(child.tail or "")]
+    return "".join(parts)
+
+
+@pytest.mark.parametrize("suffix", _OFFICE)
+@given(inline_pages())
+def test_tags_of_office_programs_are_neither_lost_nor_doubled_nor_empty(suffix, case):
+    page, target, links = case
+    if suffix == ".pptx":  # whose links are properties
+        page = re.sub("</?[aq]( [^>]*)?>", "", page)
+    content = in_office(page, suffix)
+    _, written = translated(f"a{suffix}", content, aligned(target, links))
+    check_tags(in_page(content, suffix), in_page(written, suffix), target, links)
 
 
 def is_single(tag: str) -> bool:

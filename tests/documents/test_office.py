@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path
 
 import ebooklib
+import odf.dc
 import odf.opendocument
 import odf.table
 import odf.text
@@ -16,15 +17,19 @@ import openpyxl.worksheet.table
 import pptx
 import pytest
 from ebooklib import epub
+from hypothesis import given
+from hypothesis import strategies as st
 from openpyxl.cell.rich_text import CellRichText, TextBlock
 from openpyxl.cell.text import InlineFont
 from openpyxl.chart import BarChart, Reference
+from PIL import Image
 from pptx.chart.data import CategoryChartData
 from pptx.enum.chart import XL_CHART_TYPE
 
 from seq2seq_serve.documents.kinds import FILES
 from seq2seq_serve.documents.segments import WrongFile
-from tests.documents.answers import backwards, capitals, translated
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
+from tests.documents.answers import aligned, backwards, capitals, translated
 from tests.documents.attacks import archive_of
 
 
@@ -189,6 +194,84 @@ def test_tables_keep_the_line_breaks_of_cells():
     assert values[3][1].text == "BOLD\nHERE WORDS"
 
 
+def replaced(content: bytes, name: str, before: str, after: str) -> bytes:
+    """A file with another text in one of its parts."""
+    found = parts(content)
+    assert before in found[name].decode()
+    return archive_of({**found, name: found[name].decode().replace(before, after)})
+
+
+@st.composite
+def runs(draw):
+    """Runs in some formattings, a target of their words, and its alignment."""
+    words = [f"w{number}" for number in range(draw(st.integers(1, 6)))]
+    blank = draw(st.sampled_from(["", "\n "]))  # between the elements
+    written, shown = "", ""
+    for word in words:
+        text = draw(st.sampled_from([f"{word} ", f"{word} ", f" {word}. ", f"{word} > "]))
+        properties = draw(st.sampled_from(["", "", '<rPr b="1"><b/></rPr>', "<rPr><i/></rPr>"]))
+        written += f"<r>{blank}{properties}{blank}<t>{text}</t>{blank}</r>{blank}"
+        written += draw(st.sampled_from(["", "", "", f"<r>{properties}<t></t></r>"]))
+        shown += text
+    targets = draw(st.lists(st.sampled_from([*words, "v", "(v", "v.", "&"]), min_size=1, max_size=9))
+    places = st.integers(0, len(shown.split()) - 1)
+    links = draw(st.lists(places, min_size=len(targets), max_size=len(targets)))
+    return written, " ".join(targets), " ".join(map(str, links)) if draw(st.booleans()) else ""
+
+
+_SLIDES, _TABLES = slides(), tables()
+_SLIDE, _SHEET = "ppt/slides/slide1.xml", "xl/worksheets/sheet1.xml"
+
+
+@given(runs())
+def test_each_run_has_one_text_and_other_libraries_read_the_target(case):
+    """Runs with the same formatting became one with two texts, of which other programs lose one."""
+    written, target, links = case
+
+    def answer(text: str) -> GenerateResponse:
+        return aligned(target, links)(text) if "w0" in text else capitals(text)
+
+    drawn = re.sub("<(/?)", r"<\1a:", written.replace("<b/>", "").replace("<i/>", "<ln/>"))
+    body = '<a:r><a:t>Go </a:t></a:r><a:r><a:rPr b="1"/><a:t>to sleep</a:t></a:r>'
+    _, changed = translated("a.pptx", replaced(_SLIDES, _SLIDE, body, drawn), answer)
+    check_runs(parts(changed)[_SLIDE].decode(), "a:")
+    paragraph = pptx.Presentation(io.BytesIO(changed)).slides[0].shapes[1].text_frame.paragraphs[0]
+    assert "".join(run.text for run in paragraph.runs).split() == target.split()
+    _, changed = translated("a.xlsx", replaced(_TABLES, _SHEET, "<t>a cell</t>", written), answer)
+    check_runs(parts(changed)[_SHEET].decode(), "")
+    sheet = openpyxl.load_workbook(io.BytesIO(changed)).active
+    assert sheet["A2"].value.split() == target.split()
+
+
+FIELD = '<a:fld type="slidenum"><a:rPr/><a:t>3</a:t></a:fld>'
+FORMULA_OF_SLIDE = (
+    '<mc:AlternateContent xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"><mc:Choice>'
+    '<m:oMath xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"><m:t>x=1</m:t></m:oMath>'
+    "</mc:Choice><mc:Fallback><a:r><a:t> </a:t></a:r></mc:Fallback></mc:AlternateContent>"
+)
+
+
+@pytest.mark.parametrize(("element", "shown"), [(FIELD, "3"), (FORMULA_OF_SLIDE, "x=1")])
+def test_fields_and_formulas_stay_within_the_sentence_of_a_slide(element, shown):
+    first = "<a:r><a:t>Go </a:t></a:r>"
+    content = replaced(
+        _SLIDES, _SLIDE, first, f"<a:r><a:t>On </a:t></a:r>{element}<a:r><a:t> go </a:t></a:r>"
+    )
+    texts, written = translated("a.pptx", content, backwards)
+    assert f"On {shown} go to sleep" in texts
+    body = f'<a:p><a:r><a:rPr b="1"/><a:t>SLEEP TO</a:t></a:r><a:r><a:t> GO </a:t></a:r>{element}'
+    assert f"{body}<a:r><a:t> ON</a:t></a:r></a:p>" in parts(written)[_SLIDE].decode()
+
+
+def check_runs(markup: str, prefix: str) -> None:
+    """Checks that each run has one text, and no text is outside of runs."""
+    run = f"<{prefix}r>(.*?)</{prefix}r>"
+    for inside in re.findall(run, markup, re.DOTALL):
+        assert inside.count(f"<{prefix}t") == inside.count(f"</{prefix}t>") == 1
+    for outside in re.findall(f"</{prefix}r>([^<]*)<{prefix}r>", markup):
+        assert not outside.strip()
+
+
 def test_a_sheet_may_have_the_strings_of_its_cells():
     workbook = openpyxl.Workbook(write_only=True)
     workbook.create_sheet().append(["word"])
@@ -202,6 +285,49 @@ def test_a_sheet_may_have_the_strings_of_its_cells():
             archive.writestr(name, sheet if name == "xl/worksheets/sheet1.xml" else part)
     _, written = translated("a.xlsx", stream.getvalue(), capitals)
     assert openpyxl.load_workbook(io.BytesIO(written)).active["A1"].value == "WORD"
+
+
+def test_a_reading_stays_with_the_words_of_the_source():
+    string = '<si><t>one two</t><rPh sb="0" eb="1"><t>a reading</t></rPh><phoneticPr fontId="1"/></si>'
+    content = archive_of(
+        {
+            "[Content_Types].xml": '<T><Override PartName="/s" ContentType="a.sharedStrings+xml"/></T>',
+            "xl/workbook.xml": "<w/>",
+            "s": f'<sst xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main">{string}</sst>',
+        }
+    )
+    assert string in parts(FILES[".xlsx"](content, Path("a.xlsx")).content())["s"].decode()
+    texts, written = translated("a.xlsx", content, backwards)
+    assert texts == ["one two"]
+    assert "<si><t" in parts(written)["s"].decode()
+    assert re.sub(' xml:space="preserve"', "", parts(written)["s"].decode()).endswith(
+        '<si><t>TWO ONE</t><phoneticPr fontId="1"/></si></sst>'
+    )
+
+
+@pytest.mark.parametrize(("title", "is_text"), [("My trip", True), ("PowerPoint Presentation", False)])
+def test_the_title_of_a_file_and_descriptions_of_pictures_are_texts(title, is_text):
+    presentation, picture = pptx.Presentation(), io.BytesIO()
+    Image.new("RGB", (2, 2)).save(picture, "png")
+    presentation.core_properties.title = title
+    slide = presentation.slides.add_slide(presentation.slide_layouts[6])
+    for description in ("a <cat>", "cat.png"):
+        shape = slide.shapes.add_picture(picture, 0, 0)
+        shape._element.nvPicPr.cNvPr.set("descr", description)
+    texts, written = translated("a.pptx", saved(presentation.save), capitals)
+    assert sorted(texts) == ["My trip"] * is_text + ["a <cat>"]
+    read = pptx.Presentation(io.BytesIO(written))
+    assert read.core_properties.title == (title.upper() if is_text else title)
+    shapes = read.slides[0].shapes
+    assert [each._element.nvPicPr.cNvPr.get("descr") for each in shapes] == ["A <CAT>", "cat.png"]
+
+
+def test_the_title_of_open_document_is_a_text():
+    document = odf.opendocument.OpenDocumentText()
+    document.meta.addElement(odf.dc.Title(text="My trip"))
+    texts, written = translated("a.odt", saved(document.write), backwards)
+    assert texts == ["My trip"]
+    assert "TRIP MY" in str(odf.opendocument.load(io.BytesIO(written)).meta)
 
 
 def test_books_keep_pages_styles_and_code():
@@ -247,6 +373,88 @@ def test_open_document_keeps_spans_and_values():
         "1 January",
         "yes",
     ]
+
+
+ODT = {
+    "office": "urn:oasis:names:tc:opendocument:xmlns:office:1.0",
+    "text": "urn:oasis:names:tc:opendocument:xmlns:text:1.0",
+    "draw": "urn:oasis:names:tc:opendocument:xmlns:drawing:1.0",
+    "dc": "http://purl.org/dc/elements/1.1/",
+}
+
+
+def open_paragraph(paragraph: str) -> bytes:
+    names = " ".join(f'xmlns:{prefix}="{name}"' for prefix, name in ODT.items())
+    return archive_of({"content.xml": f"<o {names}><text:p>{paragraph}</text:p></o>"})
+
+
+def paragraph_of(content: bytes) -> str:
+    return re.search("<o [^>]*><text:p>(.*)</text:p></o>", parts(content)["content.xml"].decode())[1]
+
+
+NOTE_OF_OPEN = (
+    "<text:note><text:note-citation>a</text:note-citation><text:note-body><text:p>{}</text:p>"
+    "</text:note-body></text:note>"
+)
+REMARK = "<office:annotation><dc:creator>Mina</dc:creator><text:p>{}</text:p></office:annotation>"
+FRAME = "<draw:frame><draw:image/></draw:frame>"
+NUMBER = "<text:page-number>3</text:page-number>"
+START, END = '<text:bookmark-start text:name="b"/>', '<text:bookmark-end text:name="b"/>'
+
+
+@pytest.mark.parametrize(
+    ("paragraph", "texts", "expected"),
+    [
+        (
+            f"one {NOTE_OF_OPEN.format('in it')}two",
+            ["in it", "one two"],
+            f"TWO ONE{NOTE_OF_OPEN.format('IT IN')}",
+        ),
+        (
+            f"one{NOTE_OF_OPEN.format('it')} two",
+            ["it", "one two"],
+            f"TWO ONE{NOTE_OF_OPEN.format('IT')}",
+        ),
+        (f"one{REMARK.format('a b')} two", ["a b", "one two"], f"TWO ONE{REMARK.format('B A')}"),
+        (f"one {FRAME} two", ["one two"], f"TWO ONE {FRAME}"),
+        (f"one {NUMBER} two", ["one 3 two"], f"TWO {NUMBER} ONE"),
+        ("one<text:s/>two", ["one two"], "TWO<text:s/>ONE"),
+        ('one<text:s text:c="3"/>two', ["one two"], "TWO ONE"),
+        (' <text:s text:c="3"/>one two ', ["one two"], ' <text:s text:c="3"/>TWO ONE '),
+        (
+            "<text:ruby><text:ruby-base>one</text:ruby-base><text:ruby-text>a</text:ruby-text></text:ruby> b",
+            ["one b"],
+            "B ONE",
+        ),
+        (f"one {START}two{END}", ["one two"], f"{START}TWO{END} ONE"),
+        (f"{START}{END}one two", ["one two"], f"{START}{END}TWO ONE"),
+    ],
+)
+def test_elements_within_a_sentence_of_open_document_do_not_cut_it(paragraph, texts, expected):
+    found, written = translated("a.odt", open_paragraph(paragraph), backwards)
+    assert found == texts
+    assert paragraph_of(written) == expected
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                *("one ", "two", " three ", "<text:span>four </text:span>", "<text:s/>", " ", FRAME, NUMBER),
+                *(NOTE_OF_OPEN.format("x"), REMARK.format("y"), START + "w " + END, START + END),
+            ]
+        ),
+        min_size=1,
+        max_size=9,
+    )
+)
+def test_marks_of_open_document_stay_once_each_in_any_order(elements):
+    content = open_paragraph("".join(elements))
+    assert paragraph_of(FILES[".odt"](content, Path("a.odt")).content()) == "".join(elements)
+    _, written = translated("a.odt", content, backwards)
+    before, after = ("".join(elements), paragraph_of(written))
+    for mark in (FRAME, NUMBER, NOTE_OF_OPEN.format("X"), REMARK.format("Y"), START, END):
+        assert after.count(mark) == before.replace(">x<", ">X<").replace(">y<", ">Y<").count(mark)
 
 
 def test_a_cell_with_a_text_has_no_other_value():

@@ -3,14 +3,19 @@
 import io
 import re
 import zipfile
+from collections import Counter
 from pathlib import Path
+from xml.etree import ElementTree
 
 import docx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from seq2seq_serve.documents.segments import WrongFile
 from seq2seq_serve.documents.word import WordDocument
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
 from tests.documents.answers import aligned, backwards, capitals, translated
 from tests.documents.attacks import word_file
 
@@ -118,6 +123,41 @@ def test_links_stay_in_one_piece_and_notes_and_bookmarks_at_their_words(paragrap
     assert written == f"<w:p>{expected}</w:p>"
 
 
+COMMENT = '<w:commentReference w:id="0"/>'
+
+
+@pytest.mark.parametrize(
+    ("paragraph", "expected"),
+    [
+        (run("a.") + f"<w:r>{COMMENT}</w:r>" + run(" b."), run("A.") + f"<w:r>{COMMENT}</w:r>" + run(" B.")),
+        (
+            f"<w:r><w:t>a.</w:t>{COMMENT}</w:r>" + run(" b."),
+            f'<w:r><w:t xml:space="preserve">A.</w:t>{COMMENT}</w:r>' + run(" B."),
+        ),
+        (
+            run("a. ") + f"<w:r>{COMMENT}<w:t>b.</w:t></w:r>",
+            f'<w:r><w:t xml:space="preserve">A. </w:t>{COMMENT}</w:r>' + run("B."),
+        ),
+        (  # an empty bookmark
+            f'<w:bookmarkStart w:id="1"/><w:bookmarkEnd w:id="1"/>{run("a b", BOLD)}{run(" c")}',
+            f'<w:bookmarkStart w:id="1"/><w:bookmarkEnd w:id="1"/>{run("A B", BOLD)}{run(" C")}',
+        ),
+        (
+            f'{run("a ")}<w:bookmarkStart w:id="1"/><w:bookmarkStart w:id="2"/><w:bookmarkEnd w:id="1"/>'
+            f'{run("b")}<w:bookmarkEnd w:id="2"/>',
+            f'{run("A ")}<w:bookmarkStart w:id="1"/><w:bookmarkStart w:id="2"/><w:bookmarkEnd w:id="1"/>'
+            f'{run("B")}<w:bookmarkEnd w:id="2"/>',
+        ),
+    ],
+)
+def test_marks_in_plain_runs_and_empty_bookmarks_stay_where_they_are(paragraph, expected):
+    """They went to the end of the next sentence, or around its first word."""
+    assert (
+        body(translated("a.docx", word_file(f"<w:p>{paragraph}</w:p>"), capitals)[1])
+        == f"<w:p>{expected}</w:p>"
+    )
+
+
 def field(instruction: str, *result: str) -> str:
     begin, separate, end = (
         f'<w:r><w:fldChar w:fldCharType="{kind}"/></w:r>' for kind in ("begin", "separate", "end")
@@ -160,6 +200,12 @@ NESTED = f"<w:fldSimple w:instr=' REF x '>{run('Bild ')}{PAGE}</w:fldSimple>"
             "Siehe Bild 12 hier.",
             ("Here see Bild 12.", "3 0 1 2"),
             run("Here see ") + NESTED + run("."),
+        ),
+        (  # marks beside it are in a run
+            run("Siehe ") + SIMPLE + run(" hier."),
+            "Siehe Bild 3 hier.",
+            ("Here (Bild 3) see.", "3 1 2 0"),
+            run("Here ") + run("(") + SIMPLE + run(") see."),
         ),
         (  # the words of a link are translated
             run("Lies ") + field(WEB, run("diese Seite", LINK)) + run(" bitte."),
@@ -207,6 +253,218 @@ def test_fields_and_pictures_stay_once_within_their_sentence(paragraph, text, an
     assert written == f"<w:p>{expected}</w:p>"
 
 
+MATH = "http://schemas.openxmlformats.org/officeDocument/2006/math"
+FORMULA = f'<m:oMath xmlns:m="{MATH}"><m:r><m:t>x=1</m:t></m:r></m:oMath>'
+SYMBOL = '<w:sym w:font="Wingdings" w:char="F04A"/>'
+DELETED = '<w:del w:id="3"><w:r><w:rPr><w:del/></w:rPr><w:delText>alt</w:delText></w:r></w:del>'
+MOVED = '<w:moveFrom w:id="4">' + run("hier ") + "</w:moveFrom>"
+BOX = "<w:txbxContent><w:p>{}</w:p></w:txbxContent>"
+DRAWN_BOX = f"<w:r><w:pict><v:x xmlns:v='v'>{BOX}</v:x></w:pict></w:r>"
+CITED = f"<w:sdt><w:sdtPr><w:citation/></w:sdtPr><w:sdtContent>{field('CITATION x', run('(Kim)'))}"
+CITED += "</w:sdtContent></w:sdt>"
+RUBY = "<w:r><w:ruby><w:rubyPr/><w:rt>{}</w:rt><w:rubyBase>{}</w:rubyBase></w:ruby></w:r>"
+
+
+def control(content: str) -> str:
+    return f"<w:sdt><w:sdtPr><w:alias w:val='a'/></w:sdtPr><w:sdtContent>{content}</w:sdtContent></w:sdt>"
+
+
+def tagged(name: str, content: str) -> str:
+    return f'<w:{name} w:id="9">{content}</w:{name}>'
+
+
+@pytest.mark.parametrize(
+    ("paragraph", "text", "expected"),
+    [
+        (
+            run("Das ") + control(run("alte Buch")) + run(" hier."),
+            "Das alte Buch hier.",
+            run("HIER. ") + control(run("BUCH ALTE")) + run(" DAS"),
+        ),
+        (  # a box to tick
+            run("Ja ") + control(run("☐")) + run(" nein"),
+            "Ja ☐ nein",
+            run("NEIN ") + control(run("☐")) + run(" JA"),
+        ),
+        (
+            run("Das sagt ") + CITED + run(" hier."),
+            "Das sagt (Kim) hier.",
+            run("HIER. ") + CITED + run(" SAGT DAS"),
+        ),
+        (
+            run("Das ") + DELETED + tagged("ins", run("neue ")) + run("Buch."),
+            "Das neue Buch.",
+            run("BUCH.") + tagged("ins", run(" NEUE ")) + run("DAS") + DELETED,
+        ),
+        (run("Das ") + DELETED + run("Buch."), "Das Buch.", run("BUCH. DAS") + DELETED),
+        (
+            run("Das ") + MOVED + run("Buch ") + tagged("moveTo", run("hier")) + run("."),
+            "Das Buch hier.",
+            tagged("moveTo", run("HIER")) + run(". BUCH DAS") + MOVED,
+        ),
+        (
+            run("Wenn ") + FORMULA + run(" gilt"),
+            "Wenn x=1 gilt",
+            run("GILT ") + FORMULA + run(" WENN"),
+        ),
+        (run("Nord") + "<w:r><w:noBreakHyphen/></w:r>" + run("see und"), "Nord-see und", run("UND NORD-SEE")),
+        (run("Buch") + "<w:r><w:softHyphen/></w:r>" + run("laden zu"), "Buchladen zu", run("ZU BUCHLADEN")),
+        (
+            run("Das ") + f"<w:r>{SYMBOL}</w:r>" + run(" Buch"),
+            "Das Buch",
+            run("BUCH DAS") + run(" ") + f"<w:r>{SYMBOL}</w:r>",
+        ),
+        (
+            f'<w:r><w:t xml:space="preserve">Das </w:t>{SYMBOL}<w:t xml:space="preserve"> Buch</w:t></w:r>',
+            "Das Buch",
+            run("BUCH DAS") + run(" ") + f"<w:r>{SYMBOL}</w:r>",
+        ),
+        (
+            tagged("customXml", "<w:customXmlPr/>" + run("Das ")) + run("Buch"),
+            "Das Buch",
+            run("BUCH") + tagged("customXml", "<w:customXmlPr/>" + run(" DAS")),
+        ),
+        (
+            '<w:bdo w:val="ltr">' + run("Das ") + "</w:bdo>" + run("Buch"),
+            "Das Buch",
+            run("BUCH") + '<w:bdo w:val="ltr">' + run(" DAS") + "</w:bdo>",
+        ),
+        (
+            RUBY.format(run("das"), run("Das", BOLD)) + run(" Buch"),
+            "Das Buch",
+            run("BUCH ") + run("DAS", BOLD),
+        ),
+    ],
+)
+def test_elements_within_a_sentence_do_not_cut_it(paragraph, text, expected):
+    texts, written = translated("a.docx", word_file(f"<w:p>{paragraph}</w:p>"), backwards)
+    assert texts == [text]
+    assert body(written) == f"<w:p>{expected}</w:p>"
+
+
+def test_a_box_within_a_sentence_has_its_own_texts():
+    box = DRAWN_BOX.format(run("one ") + PAGE + run(" two") + "<w:r><w:tab/><w:t>three</w:t></w:r>")
+    texts, written = translated(
+        "a.docx", word_file(f"<w:p>{run('four ')}{box}{run('five')}</w:p>"), backwards
+    )
+    assert texts == ["one 12 two", "three", "four five"]
+    inside = run("TWO ") + PAGE + run(" ONE") + '<w:r><w:tab/><w:t xml:space="preserve">THREE</w:t></w:r>'
+    assert body(written) == f"<w:p>{run('FIVE FOUR')}{DRAWN_BOX.format(inside)}</w:p>"
+
+
+_RUNS = "r hyperlink ins del sdt customXml smartTag bdo fldSimple oMath bookmarkStart bookmarkEnd"
+_CHILDREN = {
+    **dict.fromkeys(("p", "hyperlink", "ins", "sdtContent", "customXml", "smartTag", "bdo"), _RUNS),
+    "sdt": "sdtPr sdtContent",
+    "r": "rPr t sym noBreakHyphen softHyphen footnoteReference commentReference drawing pict ruby fldChar "
+    "instrText delText",
+    "ruby": "rubyPr rt rubyBase",
+}
+_MARKS = (
+    NOTE.replace('"2"', '"{0}"'),
+    '<w:r><w:commentReference w:id="{0}"/></w:r>',
+    '<w:r><w:t xml:space="preserve">w </w:t><w:commentReference w:id="{0}"/></w:r>',
+    '<w:r><w:sym w:char="{0}"/></w:r>',
+    '<w:r><w:sym w:char="{0}"/><w:t xml:space="preserve"> w </w:t></w:r>',
+    '<w:bookmarkStart w:id="{0}"/><w:bookmarkEnd w:id="{0}"/>',
+    '<w:bookmarkStart w:id="{0}"/><w:r><w:t>w</w:t></w:r><w:bookmarkEnd w:id="{0}"/>',
+    DELETED.replace('"3"', '"{0}"'),
+    PICTURE.replace("<w:drawing>", '<w:drawing w:id="{0}">'),
+    SIMPLE.replace("w:instr", 'w:id="{0}" w:instr'),
+    FORMULA.replace("<m:oMath", '<m:oMath w:id="{0}"'),
+    DRAWN_BOX.replace("<w:pict>", '<w:pict w:id="{0}">').replace("{}", "<w:r><w:t>b</w:t></w:r>"),
+    field("PAGEREF x", run("12")).replace("<w:fldChar ", '<w:fldChar w:id="{0}"  '),
+)
+_PLAIN = (
+    "<w:r><w:noBreakHyphen/></w:r>",
+    "<w:r><w:t>w</w:t><w:softHyphen/><w:t>w </w:t></w:r>",
+    RUBY.format(run("r"), run("w", BOLD)),
+)
+
+
+@st.composite
+def paragraphs(draw):
+    """A paragraph of runs and elements among them, each with a number, a target, and its alignment."""
+    number = iter(range(100, 1000))
+
+    def content(depth: int) -> str:
+        parts = []
+        for _ in range(draw(st.integers(1, 4))):
+            kind = draw(st.integers(0, 3 + (depth < 2)))
+            if kind < 2:
+                text = draw(st.sampled_from(["w ", " w", "w. ", "w", " ", ""]))
+                parts.append(run(text, draw(st.sampled_from(["", "", BOLD, LINK]))))
+            elif kind < 4:
+                parts.append(draw(st.sampled_from([*_MARKS, *_MARKS, *_PLAIN])).format(next(number)))
+            else:
+                its = next(number)
+                name = draw(
+                    st.sampled_from(["hyperlink", "ins", "smartTag", "customXml", "bdo", "sdt", "field"])
+                )
+                inside = content(depth + 1)
+                if name == "sdt":
+                    parts.append(
+                        f'<w:sdt w:id="{its}"><w:sdtPr/><w:sdtContent>{inside}</w:sdtContent></w:sdt>'
+                    )
+                elif name == "field" and "txbx" not in inside:
+                    parts.append(
+                        field(WEB, inside).replace("<w:fldChar w:fld", f'<w:fldChar w:id="{its}" w:fld')
+                    )
+                else:
+                    parts.append(
+                        f'<w:{name} w:id="{its}">{inside}</w:{name}>'.replace("w:field", "w:smartTag")
+                    )
+        return "".join(parts)
+
+    paragraph = content(0) + run(" w")
+    targets = draw(
+        st.lists(st.sampled_from(["v", "v,", "(v", "v.", "w", "12", "x=1"]), min_size=1, max_size=9)
+    )
+    links = draw(st.lists(st.floats(0, 0.99), min_size=len(targets), max_size=len(targets)))
+    return paragraph, " ".join(targets), links if draw(st.booleans()) else []
+
+
+@given(paragraphs())
+def test_any_translation_of_a_paragraph_is_valid_and_keeps_each_mark_once(case):
+    paragraph, target, links = case
+
+    def answer(text: str) -> GenerateResponse:
+        num_words = len(text.split())
+        return aligned(target, " ".join(str(int(link * num_words)) for link in links))(text)
+
+    content = word_file(f"<w:p>{paragraph}</w:p>")
+    assert body(WordDocument(content, Path("a.docx")).content()) == f"<w:p>{paragraph}</w:p>"
+    _, written = translated("a.docx", content, answer)
+    before, after = (
+        ElementTree.fromstring(f'<w:x xmlns:w="{WORD}">{markup}</w:x>')
+        for markup in (paragraph, body(written))
+    )
+    for element in after.iter():
+        name = element.tag.rpartition("}")[2]
+        allowed = _CHILDREN.get(name)
+        if allowed is not None:
+            assert {child.tag.rpartition("}")[2] for child in element} <= set(allowed.split())
+        if name not in ("t", "delText", "instrText"):
+            assert not (element.text or "").strip()
+        assert not (element.tail or "").strip()
+    if not re.search("fldSimple|oMath|PAGEREF", paragraph):  # whose texts may be in place of a word
+        shown = re.sub("<w:(txbxContent|rt)>.*?</w:\\1>", "", body(written))
+        texts = re.findall("<w:t(?: [^>]*)?>([^<]*)", shown.replace("<w:noBreakHyphen/>", "<w:t>-"))
+        assert "".join("".join(texts).split()) == "".join(target.split())
+    ids = [
+        Counter(
+            (element.tag, value)
+            for element in root.iter()
+            for key, value in element.attrib.items()
+            if key.rpartition("}")[2] in ("id", "char")
+        )
+        for root in (before, after)
+    ]
+    lost = ids[0] - ids[1]
+    assert not ids[1] - ids[0] - Counter({key: 9 for key in ids[0] if "bdo" in key[0]})
+    assert all(re.search("hyperlink|ins$|smartTag|customXml|bdo|sdt|fldChar", tag) for tag, _ in lost)
+
+
 def test_a_file_with_fields_and_pictures_can_be_read_by_others():
     document, stream = docx.Document(), io.BytesIO()
     paragraph, picture = document.add_paragraph("one "), io.BytesIO()
@@ -224,6 +482,24 @@ def test_a_file_with_fields_and_pictures_can_be_read_by_others():
     assert len(read.inline_shapes) == 1
     assert len(read.element.findall(f".//{{{WORD}}}fldChar")) == 3
     assert len(read.element.findall(f".//{{{WORD}}}fldSimple")) == 1
+
+
+def test_the_title_of_a_file_and_descriptions_of_pictures_are_texts():
+    document, stream, picture = docx.Document(), io.BytesIO(), io.BytesIO()
+    document.core_properties.title = "My trip"
+    paragraph = document.add_paragraph("one ")
+    Image.new("RGB", (2, 2)).save(picture, "png")
+    for description in ("a 'cat' & dog", "cat.png"):
+        paragraph.add_run().add_picture(picture)._inline.docPr.set("descr", description)
+    paragraph.add_run("two")
+    document.save(stream)
+    texts, written = translated("a.docx", stream.getvalue(), backwards)
+    assert sorted(texts) == ["My trip", "a 'cat' & dog", "one two"]
+    read = docx.Document(io.BytesIO(written))
+    assert read.core_properties.title == "TRIP MY"
+    assert read.paragraphs[0].text == "TWO ONE"
+    descriptions = [shape._inline.docPr.get("descr") for shape in read.inline_shapes]
+    assert descriptions == ["DOG & 'CAT' A", "cat.png"]
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,8 @@ def test_options_by_name_are_the_message_and_texts_are_read_as_flags_are():
 def test_an_option_by_name_that_does_not_fit_says_what_it_must_be():
     with pytest.raises(TypeError, match="there is no option beams"):
         options_of({"beams": 4})
+    with pytest.raises(TypeError, match=r"^terms is \['x'\], and must be a term such as machine=Maschine"):
+        options_of({"beam_size": 2, "terms": ["x"]})
     words = "split, split_always|truncate"
     with pytest.raises(ValueError, match=rf"long_source is 'cut', and must be .*({words})"):
         options_of({"long_source": "cut"})

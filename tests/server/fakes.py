@@ -249,15 +249,21 @@ class FakeRunner:
                 listed = alternatives[: sequence.request.num_alternatives]
                 branches[row] = Branches(ways.token_ids[:count], ways.log_probabilities[:count], listed)
                 if sequence.progress is not None:
-                    ids = sequence.progress.wanted
+                    ids = sequence.request.terms.wanted(sequence.progress)
                     wanted[row] = {token_id: dict(alternatives)[token_id] for token_id in ids}
         further = list[list[int]]()
         for _ in range(num_steps - 1):
             assert not branches
             assert not attention
-            for row, token in enumerate(further[-1] if further else tokens):
+            before = further[-1] if further else tokens
+            for row, token in enumerate(before):
                 self.cache[row] = [*self.cache[row], token]
-            further.append([next_token(self._memory_of(row), self.cache[row.row]) for row in rows])
+            further.append(
+                [  # any token may follow an end
+                    3 if token == EOS_ID else next_token(self._memory_of(row), self.cache[row.row])
+                    for row, token in zip(rows, before, strict=True)
+                ]
+            )
         return replace(selected(rows, tokens, branches, attention, wanted), further=tuple(further))
 
     def _memory_of(self, sequence: Sequence) -> tuple[int, ...]:

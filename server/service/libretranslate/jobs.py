@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from seq2seq_serve.bundle.names import SOURCE_LANGUAGE, TARGET_LANGUAGE
-from seq2seq_serve.documents.segments import Document, kind_of, options_by_kind, software_text
+from seq2seq_serve.documents.segments import Document, kind_of, options_by_kind, software_text, with_tags
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
@@ -38,12 +38,11 @@ class TranslationUnit:
 
 def jobs_of(document: Document, place: int = 0, *, is_software: bool = False) -> list[TranslationUnit]:
     """Returns the jobs for the segments of a document, which may be one of a program; raises WrongFile."""
-    return [
-        TranslationUnit(
-            software_text(segment.text) if is_software else segment.text, segment.translate, place
-        )
-        for segment in document.segments
-    ]
+    jobs = list[TranslationUnit]()
+    for segment in document.segments:
+        text = software_text(segment.text, segment.with_tags) if is_software else segment.text
+        jobs.append(TranslationUnit(text, segment.translate, place))
+    return jobs
 
 
 async def run(
@@ -70,8 +69,11 @@ async def run(
     async with call.calls.models.use(call, route.model) as model:
         options = _options(route, fields.num_alternatives, model)
         options.MergeFrom(fields.options)
+        has_attention = model.sizing.num_hops > 0
+        if not has_attention:
+            jobs = [replace(job, text=with_tags(job.text)) for job in jobs]
         by_kind = options_by_kind(
-            options, has_attention=model.sizing.num_hops > 0, keeps_placeholders=fields.keeps_placeholders
+            options, has_attention=has_attention, keeps_placeholders=fields.keeps_placeholders
         )
         for kind, its in by_kind.items():
             if waiting := [job for job in jobs if kind_of(job.text) == kind]:

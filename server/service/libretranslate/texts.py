@@ -137,6 +137,8 @@ async def read_file(fields: Fields, call: RemoteCall, held: ExitStack) -> File:
     """Returns the file of a request; arguments and errors as those of `read_texts`."""
     path, content = Path(fields.file_name.replace("\\", "/").rpartition("/")[2]), fields.file
     suffix = path.suffix.lower()
+    if not fields.file_name and not content:
+        raise InvalidRequest("file is missing: send one, as multipart/form-data", field=FILE)
     if suffix in FILES and not content:
         raise InvalidRequest(f"the file {fields.file_name[:100]!r} is empty", field=FILE)
     if suffix not in FILES:

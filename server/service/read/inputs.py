@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seq2seq_serve.bundle import audio, pictures
+from seq2seq_serve.bundle.characters import is_blank
 from seq2seq_serve.bundle.names import Form
-from seq2seq_serve.bundle.normalization import is_blank
 from seq2seq_serve.bundle.pictures import PictureError, read_frames, read_picture
 from seq2seq_serve.bundle.sentences import MAX_WORDS, split_sentences
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Source

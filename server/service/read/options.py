@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 
 from seq2seq_serve.bundle.manifest import Choice, EarlyStopping, LengthBound, LengthPenalty
 from seq2seq_serve.bundle.names import CHOICES, SOURCE_LANGUAGE, TARGET_LANGUAGE
-from seq2seq_serve.protos.languages import LIKELY_SCRIPTS, MAX_TAG_LENGTH, subtags
+from seq2seq_serve.protos.languages import (
+    LIKELY_SCRIPTS,
+    MAX_TAG_LENGTH,
+    is_known,
+    is_other_language,
+    subtags,
+    tag_of,
+)
 from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     LENGTH_PENALTY_FORMULA_POWER,
@@ -44,6 +51,7 @@ SPLITTING = (LONG_SOURCE_SPLIT, LONG_SOURCE_SPLIT_ALWAYS)
 
 _MARK = re.compile(rf">>([^<>]{{1,{MAX_TAG_LENGTH}}})<<")
 _MAX_STOP_LENGTH = 256
+_MEMORY_PER_BYTE = 16  # of options without terms, if most of them are token ids, which become objects
 _MAX_NEAR = 10  # names that an error lists as near
 _MAX_ITEMS = {name: option.max_items for name, option in OPTIONS.items() if option.max_items is not None}
 _FORMULAS: dict[LengthPenalty, LengthPenaltyFormula] = {
@@ -167,7 +175,7 @@ class Decoding:
     Attributes:
         model: The model that the message names.
         request: The engine's request, without what depends on a source.
-        options: Those of the message, with the model's defaults.
+        options: Those of the message, with the model's defaults and without terms, which the glossary has.
         frame: The tokens before and after those of a source text.
         marks: The languages that a text may name at its beginning, as `>>fra<<`; None if the message names
             one, or the model reads none there.
@@ -177,6 +185,7 @@ class Decoding:
         speech: Where speech begins and ends in a sound; None for all of the sound.
         num_prompt: The number of the prompt's tokens; the model may have room for the last ones only.
         glossary: The terms and placeholders that targets must have; None for none.
+        num_bytes: The memory that it takes, as far as it grows with the options.
     """
 
     model: ServedModel
@@ -190,6 +199,7 @@ class Decoding:
     speech: SpeechRules | None = None
     num_prompt: int = 0
     glossary: Glossary | None = None
+    num_bytes: int = 0
 
 
 def read_options(
@@ -199,6 +209,7 @@ def read_options(
     *,
     stream: bool,
     checkpoint: YieldPoint = lambda: None,
+    glossary: Glossary | None = None,
 ) -> Decoding:
     """Reads and checks the options of a message.
 
@@ -208,6 +219,8 @@ def read_options(
         caller: Its sender.
         stream: Whether the caller gets pieces.
         checkpoint: Is called before some of its terms; an error that it raises ends the work.
+        glossary: That of options that differ from these in neither terms, placeholders nor the number of
+            hypotheses, if it has been read.
 
     Raises:
         InvalidRequest: An option does not fit; the error names the field and what it must be.
@@ -266,6 +279,11 @@ def read_options(
         num_alternatives=options.num_alternatives,
         adapter=model.adapter,
     )
+    if options.terms or options.keep_placeholders:
+        glossary = glossary or Glossary(options, model, checkpoint)
+        del options.terms[:]
+        its, options = options, GenerateOptions()
+        options.CopyFrom(its)  # the memory of a field is freed with that of its message
     return Decoding(
         model=model,
         request=request,
@@ -277,7 +295,8 @@ def read_options(
         windows=window_rules(options) if is_sequential or is_split else None,
         speech=speech_rules(options) if options.voice_activity else None,
         num_prompt=len(prompt),
-        glossary=Glossary(options, model, checkpoint) if options.terms or options.keep_placeholders else None,
+        glossary=glossary,
+        num_bytes=_MEMORY_PER_BYTE * options.ByteSize() + (glossary.num_bytes if glossary is not None else 0),
     )
 
 
@@ -400,13 +419,20 @@ def _chosen(options: GenerateOptions | ScoreRequest, model: ServedModel) -> dict
 
 
 def _check_only(name: str, given: str, model: ServedModel, field: str) -> None:
-    """Refuses names if the model does not have a choice; the language that splits sentences may be named."""
-    if name != SOURCE_LANGUAGE:
+    """Refuses names if the model does not have a choice; its own languages may be named.
+
+    If the languages of a model of texts are not known, any may be.
+    """
+    manifest = model.manifest
+    own = {SOURCE_LANGUAGE: manifest.source_language, TARGET_LANGUAGE: manifest.target_language}
+    if model.reads_sound:
+        own[SOURCE_LANGUAGE] = model.only_language
+    if name not in own or (name == TARGET_LANGUAGE and not (own[name] or model.reads_text)):
         raise InvalidRequest(f"{model.name} does not have a {name} to choose: leave it out", field=field)
-    if model.only_language and subtags(given)[0] != subtags(model.only_language)[0]:
+    if is_known(own[name]) and is_other_language(tag_of(given), own[name]):
         raise InvalidRequest(
-            f"{name} is {given[:100]!r}, and {model.name} has only {model.only_language}: leave it out, or "
-            "choose another model",
+            f"{name} is {given[:100]!r}, and {model.name} has only {own[name]}: leave it out, or choose "
+            "another model",
             field=field,
         )
 
@@ -530,7 +556,8 @@ def _source_language(options: GenerateOptions, model: ServedModel) -> str:
     if not options.source_language:
         return known_language(model.manifest.source_language) or DEFAULT_LANGUAGE
     language = known_language(options.source_language)
-    if language is None and SOURCE_LANGUAGE in model.manifest.choices:
+    own = model.manifest.source_language
+    if language is None and (SOURCE_LANGUAGE in model.manifest.choices or is_known(own)):
         return DEFAULT_LANGUAGE
     if language is None:
         raise InvalidRequest(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import sentencex
 
-from seq2seq_serve.bundle.normalization import INVISIBLE, WHITE_SPACE, is_blank
+from seq2seq_serve.bundle.characters import INVISIBLE, WHITE_SPACE, is_blank
 from seq2seq_serve.protos.languages import subtags
 
 # With English abbreviations; the sentence terminators of all scripts end sentences.

@@ -203,6 +203,7 @@ def _request(
         if num_required <= room + len(shared.prefix_ids):
             terms = RequiredTerms(required.terms, model.target_tokenizer.token_bytes)
             num_required = terms.after(shared.prefix_ids).num_left
+            terms.forget()  # it waits without what was found
         if num_required > room:
             raise InvalidRequest(
                 f"what the target has to have takes {num_required} tokens, and at most {room} fit: send "
@@ -226,6 +227,7 @@ def _request(
         sources=sources,
         memory_length=memory_length,
         arrival=call.arrival,
+        caller=call.caller.name,
         deadline=call.deadline,
         max_new_tokens=limit,
         sampling=sampling,
@@ -327,9 +329,7 @@ def _read_text(
         raise _too_long("the source", limit + num_over, given, hint=_hint(decoding))
     if num_over and decoding.glossary is not None:
         text = model.source_tokenizer.decode(token_ids)
-    required = (
-        None if decoding.glossary is None else decoding.glossary.required(text, given.field, checkpoint)
-    )
+    required = decoding.glossary and decoding.glossary.required(text, given.field, checkpoint)
     request = request_of({given.name: np.asarray(token_ids, np.int64)}, required)
     return [Reading(request, num_truncated=num_over, required=required)]
 
@@ -354,10 +354,6 @@ def _passages(
                 field=given.field,
             )
 
-    def required_of(part: str) -> Required | None:
-        glossary = decoding.glossary
-        return None if glossary is None else glossary.required(part, given.field, checkpoint)
-
     def reading_of(
         part: str, token_ids: list[int], separator: str | None, required: Required | None
     ) -> Reading:
@@ -370,12 +366,13 @@ def _passages(
             token_ids, num_over = encode(line, limit, *decoding.frame, checkpoint)
             if not num_over:
                 next(number)
-                yield reading_of(line, token_ids, after_line, required_of(line))
+                required = decoding.glossary and decoding.glossary.required(line, given.field, checkpoint)
+                yield reading_of(line, token_ids, after_line, required)
                 continue
         for sentence, separator in sentences(line, decoding.language, before_window):
             which = f"sentence {next(number)} of the source"
             check_bytes(sentence, limit, model, given.field)
-            required = required_of(sentence)
+            required = decoding.glossary and decoding.glossary.required(sentence, given.field, checkpoint)
             token_ids, num_over = encode(sentence, limit, *decoding.frame, checkpoint)
             if num_over:
                 raise _too_long(which, limit + num_over, given)
@@ -386,7 +383,7 @@ def _read_ids(given: Input, decoding: Decoding, request_of: _RequestOf) -> Readi
     if decoding.glossary is not None:
         raise InvalidRequest(
             "terms and placeholders are found in a text, and the source has token ids: send the text",
-            field="options.terms" if decoding.options.terms else "options.keep_placeholders",
+            field="options.keep_placeholders" if decoding.options.keep_placeholders else "options.terms",
         )
     token_ids: Sequence[int] = given.source.token_ids.values
     limit = given.model.sizing.max_source_length

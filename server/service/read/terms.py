@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import heapq
+import sys
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import count
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, count
+from typing import NamedTuple, final
 
-from seq2seq_serve.bundle.normalization import INVISIBLE, is_blank
-from seq2seq_serve.bundle.placeholders import placeholders, space_around
-from seq2seq_serve.bundle.words import is_inside, needs_space, words
+from seq2seq_serve.bundle.characters import is_blank
+from seq2seq_serve.bundle.placeholders import (
+    IN_PLACEHOLDERS,
+    is_after_space_in_bracket,
+    placeholders,
+    space_around,
+)
+from seq2seq_serve.bundle.words import MAX_TERM_LENGTH, is_inside, needs_space, phrase, words
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
 from seq2seq_serve.server.engine.request import Beam
 from seq2seq_serve.server.engine.terms import Spelling, Term
@@ -19,26 +27,90 @@ from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.fair_thread import YieldPoint
 
 _BEAM_SIZE = 5  # of a request that asks for none
-_MAX_LENGTH = 256  # characters of a term
 _MAX_FOUND = 64  # different terms and placeholders that occur in a source, or in a sentence of a split one
 _WORDS_AT_ONCE = 64
 _TERMS_AT_ONCE = 16
+_PLACEHOLDERS_AT_ONCE = 64
+_LOOKED_THROUGH = 2**12  # characters of a text; the reading of a longer one costs more than its placeholders
+_BYTES_OF_PHRASE = 128  # of memory, beside its strings: its places in two lists, a set and a tuple
 
 
-_WITHOUT_INVISIBLE = dict.fromkeys(map(ord, INVISIBLE))
+class _Phrases:
+    """Finds the longest term at a place of a text. It does not change.
 
+    In the order of their strings, all terms from one that begins a text up to that text begin with it. So the
+    longest one that begins the text is the last one before it, or begins that one.
 
-@dataclass(slots=True)
-class _Node:
-    """A node of a trie of terms: the words on the way to it begin one or more terms.
+    Args:
+        targets: The target of each term, by `phrase` of its words.
 
     Attributes:
-        after: What follows one more word.
-        target: The target of the term that ends here; None if none does.
+        num_bytes: The memory that it takes.
     """
 
-    after: dict[str, _Node] = field(default_factory=dict)
-    target: str | None = None
+    def __init__(self, targets: Mapping[str, str]) -> None:
+        self._terms = sorted(targets)
+        self._targets = [targets[term] for term in self._terms]
+        self._first_words = {term[: term.index("\n")] for term in self._terms}
+        self._beginnings = list[int]()  # the place of the longest other term that begins it; -1 for none
+        open_places = [-1]
+        for place, term in enumerate(self._terms):
+            while open_places[-1] >= 0 and not term.startswith(self._terms[open_places[-1]]):
+                open_places.pop()
+            self._beginnings.append(open_places[-1])
+            open_places.append(place)
+        self._most_characters = max(map(len, self._terms), default=0)
+        strings = (*self._terms, *self._targets, *self._first_words)
+        self.num_bytes = sum(map(sys.getsizeof, strings)) + _BYTES_OF_PHRASE * len(self._terms)
+
+    def __bool__(self) -> bool:
+        return bool(self._terms)
+
+    def longest(self, text: _Words, begin: int, is_taken: bytearray) -> tuple[int, int, str] | None:
+        """Returns the longest term at a place, before the next taken word; None if there is none.
+
+        It is minus its length, its place, and its target.
+        """
+        if text.words[begin] not in self._first_words:
+            return None
+        first = text.begins[begin]
+        end = is_taken.find(1, begin, begin + self._most_characters)
+        last = first + self._most_characters if end < 0 else text.begins[end]
+        rest = text.phrase[first : min(last, first + self._most_characters)]
+        place = bisect_right(self._terms, rest) - 1
+        while place >= 0 and not rest.startswith(self._terms[place]):
+            place = self._beginnings[place]
+        if place < 0:
+            return None
+        return -self._terms[place].count("\n"), begin, self._targets[place]
+
+
+class _Words:
+    """The words of a text.
+
+    Attributes:
+        words: The words.
+        phrase: The same as one string; see `phrase`.
+        begins: Where each of them begins in it.
+    """
+
+    def __init__(self, its_words: Sequence[str]) -> None:
+        self.words, self.phrase = its_words, phrase(its_words)
+        self.begins = [0, *accumulate(len(word) + 1 for word in its_words)]
+
+
+class _Place(NamedTuple):
+    """The breaks around a placeholder of a text.
+
+    Attributes:
+        before: As of `space_around`, like the next one.
+        after: Whether it needs one after it.
+        is_in_bracket: Whether it may have a space after an opening bracket.
+    """
+
+    before: bool | None
+    after: bool
+    is_in_bracket: bool
 
 
 @dataclass(frozen=True)
@@ -55,13 +127,13 @@ class Required:
     texts: tuple[str, ...]
     unwritable: tuple[str, ...]
 
-    def missing(self, numbers: Iterable[int]) -> list[str]:
+    def missing(self, numbers: Sequence[int]) -> list[str]:
         """Returns the texts that a target lacks, from `Hypothesis.missing`."""
-        return [text for text, number in zip(self.texts, numbers, strict=False) if number] + [
-            *self.unwritable
-        ]
+        numbers = numbers or [0] * len(self.texts)
+        return [text for text, number in zip(self.texts, numbers, strict=True) if number] + [*self.unwritable]
 
 
+@final
 class Glossary:
     """The terms of a message, and whether placeholders are kept. It does not change.
 
@@ -72,6 +144,7 @@ class Glossary:
 
     Attributes:
         beam: The search of a target with terms, if the message does not ask for one.
+        num_bytes: The memory that its terms take.
 
     Raises:
         InvalidRequest: A term is empty or too long, has two translations, or cannot be written.
@@ -88,40 +161,48 @@ class Glossary:
         self._num_bytes = sum(term.ByteSize() for term in options.terms)
         self._most_bytes = max((term.ByteSize() for term in options.terms), default=0)
         self._tokenizer, self._keeps = model.target_tokenizer, options.keep_placeholders
-        self._exact, self._folded = _Node(), _Node()  # by their words, and by these without case
+        exact, folded = dict[str, str](), dict[str, str]()  # by their words, and by these without case
         for place, term in enumerate(options.terms):
             if not place % _TERMS_AT_ONCE:
                 checkpoint()
             for name, text in (("source", term.source), ("target", term.target)):
-                if len(text) > _MAX_LENGTH or is_blank(text):
+                if len(text) > MAX_TERM_LENGTH or is_blank(text):
                     raise InvalidRequest(
-                        f"the {name} of a term has {len(text)} characters: send 1 to {_MAX_LENGTH}, some of "
-                        "them visible",
+                        f"the {name} of a term has {len(text)} characters: send 1 to {MAX_TERM_LENGTH}, some "
+                        "of them visible",
                         field=f"options.terms[{place}].{name}",
                     )
-            node, target = self._exact if term.case_sensitive else self._folded, term.target.strip()
-            for word in _words(term.source):
-                node = node.after.setdefault(word if term.case_sensitive else word.casefold(), _Node())
-            if node.target not in (None, target):
+            key, target = phrase(words(term.source)), term.target.strip()
+            if term.case_sensitive:
+                known = exact.setdefault(key, target)
+            else:
+                known = folded.setdefault(key.casefold(), target)
+            if known != target:
                 raise InvalidRequest(
-                    f"the term {term.source!r} has two translations, {node.target!r} and {target!r}: "
-                    "send one",
+                    f"the term {term.source!r} has two translations, {known!r} and {target!r}: send one",
                     field=f"options.terms[{place}].target",
                 )
-            node.target = target
         targets = list(dict.fromkeys(term.target.strip() for term in options.terms))
-        self._spellings = dict(zip(targets, self._written(targets, checkpoint), strict=True))
+        is_written = dict(zip(targets, map(bool, self._written(targets, checkpoint)), strict=True))
         for place, term in enumerate(options.terms):
-            if not self._spellings[term.target.strip()]:
+            if not is_written[term.target.strip()]:
                 raise InvalidRequest(
                     f"{model.name} cannot write the target {term.target!r} of a term with its tokens: leave "
                     "the term out, or spell it in another way",
                     field=f"options.terms[{place}].target",
                 )
+        self._exact, self._folded = _Phrases(exact), _Phrases(folded)
+        self.num_bytes = self._exact.num_bytes + self._folded.num_bytes
 
     def num_found_bytes(self, num_characters: int) -> int:
         """Returns the largest size of the terms that are in a text of a length."""
         return min(self._num_bytes, self._most_bytes * min(num_characters, _MAX_FOUND))
+
+    def num_placeholders(self, text: str) -> int:
+        """Returns the largest number of placeholders that the beginning of a text may require."""
+        if not self._keeps:
+            return 0
+        return min(sum(map(text[:_LOOKED_THROUGH].count, IN_PLACEHOLDERS)), _MAX_FOUND)
 
     def required(self, text: str, field: str, checkpoint: YieldPoint) -> Required | None:
         """Returns what the target of a text must have; None for nothing.
@@ -134,8 +215,7 @@ class Glossary:
         Raises:
             InvalidRequest: The text has too many terms and placeholders.
         """
-        targets, places = self._found(text, checkpoint)
-        kept = {one: [space_around(text, *place) for place in its] for one, its in places.items()}
+        targets, kept = self._found(text, checkpoint)
         texts = [*dict.fromkeys((*targets, *kept))]
         if len(texts) > _MAX_FOUND:
             what = "terms and placeholders" if kept else "terms"
@@ -146,10 +226,7 @@ class Glossary:
             )
         if not texts:
             return None
-        known = self._spellings
-        others = [one for one in texts if one not in known]
-        spellings = {one: known[one] for one in texts if one in known}
-        spellings |= zip(others, self._written(others, checkpoint), strict=True)
+        spellings = dict(zip(texts, self._written(texts, checkpoint), strict=True))
         writable = tuple(one for one in texts if spellings[one])
         terms = [
             Term(
@@ -161,11 +238,9 @@ class Glossary:
         ]
         return Required(tuple(terms), writable, tuple(one for one in texts if not spellings[one]))
 
-    def _spaced(
-        self, ways: Sequence[Spelling], spaces: Sequence[tuple[bool | None, bool]]
-    ) -> tuple[Spelling, ...]:
+    def _spaced(self, ways: Sequence[Spelling], places: Sequence[_Place]) -> tuple[Spelling, ...]:
         """Returns how a placeholder is written, by the breaks that it needs at each of its places."""
-        before, after = [each[0] for each in spaces], [each[1] for each in spaces]
+        before, after, is_in_bracket = zip(*places, strict=True)
         if all(one is None for one in before):
             ways = [each for each in ways if not self._begins_with_space(each)] or ways
         return tuple(
@@ -173,6 +248,7 @@ class Glossary:
                 each.token_ids,
                 begins_after_break=all(before) and not self._begins_with_space(each),
                 ends_before_break=all(after),
+                follows_bracket=any(is_in_bracket) or not self._begins_with_space(each),
             )
             for each in ways
         )
@@ -198,16 +274,17 @@ class Glossary:
                 )
         return written
 
-    def _found(
-        self, text: str, checkpoint: YieldPoint
-    ) -> tuple[Counter[str], dict[str, list[tuple[int, int]]]]:
+    def _found(self, text: str, checkpoint: YieldPoint) -> tuple[Counter[str], dict[str, list[_Place]]]:
         """Returns the targets of the terms in a text with their numbers, and the places of its placeholders.
 
         No term is inside of a placeholder.
         """
-        targets, kept, begin = Counter[str](), dict[str, list[tuple[int, int]]](), 0
-        for first, end in placeholders(text) if self._keeps else ():
-            kept.setdefault(text[first:end], []).append((first, end))
+        targets, kept, begin = Counter[str](), dict[str, list[_Place]](), 0
+        for number, (first, end) in enumerate(placeholders(text) if self._keeps else ()):
+            if not number % _PLACEHOLDERS_AT_ONCE:
+                checkpoint()
+            place = _Place(*space_around(text, first, end), is_after_space_in_bracket(text, first))
+            kept.setdefault(text[first:end], []).append(place)
             targets.update(self._translated(text[begin:first], checkpoint))
             begin = end
         targets.update(self._translated(text[begin:], checkpoint))
@@ -218,16 +295,17 @@ class Glossary:
 
         Where terms overlap, the longest counts, and of equally long ones the first.
         """
-        if not self._exact.after and not self._folded.after:
+        if not self._exact and not self._folded:
             return []
-        exact = _words(text)
-        folded = [word.casefold() for word in exact]
+        exact = words(text)
+        texts = _Words(exact), _Words([word.casefold() for word in exact])
         is_taken = bytearray(len(exact))
         matches: list[tuple[int, int, str]] = []
         for begin in range(len(exact)):
             if not begin % _WORDS_AT_ONCE:
                 checkpoint()
-            matches += self._longest(exact, folded, begin, is_taken)
+            if (match := self._longest(texts, begin, is_taken)) is not None:
+                matches.append(match)
         heapq.heapify(matches)
         found: list[str] = []
         for number in count():
@@ -237,7 +315,7 @@ class Glossary:
                 checkpoint()
             minus_length, begin, target = heapq.heappop(matches)
             if any(is_taken[begin : begin - minus_length]):
-                for match in self._longest(exact, folded, begin, is_taken):
+                if (match := self._longest(texts, begin, is_taken)) is not None:
                     heapq.heappush(matches, match)
                 continue
             is_taken[begin : begin - minus_length] = b"\1" * -minus_length
@@ -245,25 +323,12 @@ class Glossary:
         return found
 
     def _longest(
-        self, exact: list[str], folded: list[str], begin: int, is_taken: bytearray
-    ) -> list[tuple[int, int, str]]:
-        """Returns the longest term at a place, before the next taken word, if there is one.
-
-        It is minus its length, its place, and its target.
-        """
-        longest, found = 0, list[tuple[int, int, str]]()
-        for root, its_words in ((self._exact, exact), (self._folded, folded)):
-            node: _Node | None = root
-            for place in range(begin, len(exact)):
-                assert node is not None
-                node = None if is_taken[place] else node.after.get(its_words[place])
-                if node is None:
-                    break
-                length = place + 1 - begin
-                if node.target is not None and length > longest:
-                    longest, found = length, [(-length, begin, node.target)]
-        return found
-
-
-def _words(text: str) -> list[str]:
-    return words(text.translate(_WITHOUT_INVISIBLE))
+        self, texts: tuple[_Words, _Words], begin: int, is_taken: bytearray
+    ) -> tuple[int, int, str] | None:
+        """Returns what `_Phrases.longest` does, with case and without; of equally long terms the former."""
+        exact, folded = texts
+        one, other = (
+            self._exact.longest(exact, begin, is_taken),
+            self._folded.longest(folded, begin, is_taken),
+        )
+        return one if other is None or (one is not None and one[0] <= other[0]) else other

@@ -15,7 +15,7 @@ from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Result
 from seq2seq_serve.server.errors import InvalidRequest, Overloaded
 from seq2seq_serve.server.models.served import ServedModel
-from seq2seq_serve.server.service.call import BYTES_PER_TEXT_BYTE, SHORT_BYTES, Call
+from seq2seq_serve.server.service.call import BYTES_PER_TERM, BYTES_PER_TEXT_BYTE, SHORT_BYTES, Call
 from seq2seq_serve.server.service.fair_thread import YieldPoint
 from seq2seq_serve.server.service.read.inputs import FileCost, named_inputs
 from seq2seq_serve.server.service.read.options import Decoding, read_options, read_target
@@ -32,6 +32,7 @@ from seq2seq_serve.server.service.write.responses import (
     window_piece,
     with_token_times,
 )
+from seq2seq_serve.server.telemetry.record import ADMIN
 
 _Attempted = TypeVar("_Attempted")
 
@@ -66,6 +67,7 @@ async def read(
     num_text_bytes = sum(source.ByteSize() for source in sources) - num_array_bytes
     if decoding.glossary is not None:
         num_text_bytes += decoding.glossary.num_found_bytes(num_text_bytes)
+        num_text_bytes += BYTES_PER_TERM * decoding.glossary.num_placeholders(sources[0].text)
     if not num_file_bytes:
         return await call.read(work, num_text_bytes + num_array_bytes // BYTES_PER_TEXT_BYTE)
 
@@ -94,23 +96,28 @@ async def read(
 async def read_decoding(
     options: pb.GenerateOptions, model: ServedModel, call: Call, *, stream: bool = False
 ) -> Decoding:
-    """Returns how the targets of a message are decoded, which the model keeps for equal options.
+    """Returns how the targets of a message are decoded, which is kept for equal options of the model.
+
+    Callers share it if they may choose the same priorities: requests get their names later. The call counts
+    the memory of a glossary until it ends, because its requests wait with it.
 
     Raises:
-        ServerError: As `read_options`, or `Call.read` raises it.
+        ServerError: As `read_options`, or `Call.read` or `Call.hold` raises it.
     """
-    read_from = options.SerializeToString(), call.caller, stream
-    decoding: Decoding | None = model.decodings.get(read_from) if model.decodings is not None else None
+    read_from = options.SerializeToString(), stream, ADMIN in call.caller.roles
+    decoding: Decoding | None = model.decodings.get(model, read_from) if model.decodings is not None else None
     if decoding is None:
-        num_bytes = options.ByteSize()
+        num_bytes = len(read_from[0])
         decoding = await call.read(
             lambda checkpoint: read_options(
                 options, model, call.caller, stream=stream, checkpoint=checkpoint
             ),
-            num_bytes,
+            num_bytes + BYTES_PER_TERM * len(options.terms),
         )
         if model.decodings is not None:
-            model.decodings.keep(read_from, decoding, num_bytes)
+            model.decodings.keep(model, read_from, decoding, num_bytes + decoding.num_bytes)
+    if decoding.glossary is not None:
+        call.hold(decoding.num_bytes)
     return decoding
 
 

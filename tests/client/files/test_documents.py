@@ -233,10 +233,30 @@ def test_the_command_translates_a_document_and_keeps_what_fails(run, capsys, tmp
 
 
 @pytest.mark.parametrize(
+    "times",
+    [
+        "00:00:01,000 -> 00:00:02,000",
+        "00:00:01,000-->00:00:02,000",
+        "00:01.000 → 00:02.000",
+        "0:01:02:3 –> 0:01:03:4",
+    ],
+)
+@pytest.mark.parametrize("name", ["a.srt", "a.vtt"])
+def test_a_subtitle_with_another_arrow_is_translated(name, times):
+    """It stayed as it was, and nothing said so."""
+    content = f"1\n{times}\nGo home\n"
+    assert translated(name, content, capitals) == (["Go home"], content.replace("Go home", "GO HOME"))
+
+
+@pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--output", "out.txt"], "in.srt is a document: give --output a name in .srt"),
         ([], "in.srt is a document: give --output a name in .srt"),
+        (
+            [],
+            ".srt, such as translated.srt; to translate its lines without its structure, send them",
+        ),
         (["--output", "out.srt", "--num-hypotheses", "2"], "are for lines, not for documents"),
     ],
 )

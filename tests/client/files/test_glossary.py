@@ -47,6 +47,36 @@ def written(tmp_path):
     return write
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("e-mail", "E - Mail"), ("software", "soft\u00adware"), ("caf\u00e9", "cafe\u0301"), ("a.", "a .")],
+)
+def test_terms_of_the_same_words_are_one_as_for_the_server(written, one, other):
+    """The server refused every text with both, and named no line."""
+    assert read_glossary(written(f"{one}\tX\n{other}\tX\n")) == [(one, "X")]
+    with pytest.raises(WrongFile, match=r"lines 1 and 2: the term .* has two translations, 'X' and 'Y'"):
+        read_glossary(written(f"{one}\tX\n{other}\tY\n"))
+    assert len(read_glossary(written("email\tX\ne mail\tY\n"))) == 2
+
+
+def test_a_term_of_invisible_characters_is_none(written):
+    for line in ("\u200b\tX", "X\t\u00ad"):
+        with pytest.raises(WrongFile, match="line 1: a term, a tab and its translation"):
+            read_glossary(written(line))
+    content = version_3(("\u200b", "nothing"), ("Maschine", "machine"))
+    languages = {"source_language": "de", "target_language": "en"}
+    assert read_glossary(written(content, "a.tbx"), **languages) == [("Maschine", "machine")]
+
+
+def test_a_note_of_tbx_is_no_term(written):
+    """That before a term, or of an empty one, was taken for it."""
+    note = '<termNote type="partOfSpeech">noun</termNote>'
+    content = version_3(("Maschine", "machine"), ("", "nothing"))
+    content = content.replace("<termSec>", f"<termSec>{note}").replace("</term>", f"</term>{note}")
+    languages = {"source_language": "de", "target_language": "en"}
+    assert read_glossary(written(content, "a.tbx"), **languages) == [("Maschine", "machine")]
+
+
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 @pytest.mark.parametrize("line_break", ["\n", "\r\n"])
 def test_each_line_has_a_term_and_its_translation(written, mark, line_break):
@@ -96,6 +126,7 @@ def test_each_concept_of_tbx_has_its_terms_and_the_best_translation(written):
         ("source\tQuelle", ("en", "de"), False),
         ("target\tsource", ("en", "de"), False),
         ("xx\tyy", ("", ""), False),
+        ("Source term\tTarget term", ("", ""), True),
     ],
 )
 def test_a_first_row_that_names_the_columns_is_not_a_term(written, row, languages, is_left_out):
@@ -109,10 +140,28 @@ def test_a_first_row_that_names_the_columns_is_not_a_term(written, row, language
 
 
 @pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.tsv", "Source\tTarget\tNote\nMaschine\tmachine\tx\nder, die\tthe\n"),
+        ("a.csv", 'Source,Target,Note\r\nMaschine,machine,"a, ""b""\nc"\r\n"der, die",the\r\n'),
+        ("a.csv", "# of us\n\nMaschine;machine\nder, die;the"),
+    ],
+)
+def test_columns_after_the_named_ones_are_left_out_and_tables_are_read(written, name, content):
+    assert read_glossary(written(content, name)) == [("Maschine", "machine"), ("der, die", "the")]
+
+
+@pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("a.tsv", "a\tb\nc\nd\te\tf\n\tg\nh\t\n", "lines 2, 3, 4, …: a term, a tab and its translation"),
         ("a.tsv", "a\tb\nc d", "line 2: a term, a tab and its translation"),
+        (
+            "a.csv",
+            "a,b\nc,d,e\n",
+            "line 2: two columns are expected, and nothing beside them, unless a first line",
+        ),
+        ("a.csv", "a,b\nc," + "d" * 200_000, "line 2: field larger than"),
         ("a.tsv", "a\tb\n\nA\tc\n", "lines 1 and 3: the term 'A' has two translations, 'b' and 'c'"),
         ("a.tsv", f"a\tb\nc\t{'x' * 257}", "line 2: a term has 257 characters, and may have 256"),
         (

@@ -2,10 +2,12 @@
 
 import pytest
 
+from seq2seq_serve.client.__main__ import main
 from seq2seq_serve.client.files.documents import DocumentTranslation, read_document
 from seq2seq_serve.client.files.formats import split_into_shards
 from seq2seq_serve.documents.segments import WrongFile
 from tests.documents.test_bilingual import QT, TMX, XLIFF, XLIFF2
+from tests.server.service.harness import serving_on_a_thread, with_manifest
 
 SOURCE = "its source language is en, and that of the translation is"
 TARGET = "its target language is de"
@@ -67,3 +69,27 @@ def test_an_element_of_a_page_in_another_language_stays(tmp_path):
     document = DocumentTranslation(path, 2, languages)
     assert [text for texts in document.texts() for text in texts] == ["하나 one 둘", "셋 넷"]
     assert document.content() == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("flag", "given", "own"),
+    [
+        ("--target-language", "en-GB", ""),
+        ("--source-language", "Korean", ""),
+        ("--target-language", "de", "en"),
+    ],
+)
+def test_another_language_than_the_models_is_refused_before_a_text_is_sent(
+    flag, given, own, capsys, tmp_path
+):
+    """The own target language was refused, and another one with each text until five had failed."""
+    with serving_on_a_thread() as served:
+        served.app.models.put(with_manifest(served.model, source_language="ko", target_language="en"))
+        (tmp_path / "in.txt").write_text("a\nb\n")
+        before = len(served.turns.requests)
+        code = main(["translate", "--address", served.address, "--input", f"{tmp_path}/in.txt", flag, given])
+        assert len(served.turns.requests) - before == (0 if own else 2)
+    message = f"error: INVALID_ARGUMENT: {flag} is '{given}', and the model has only {own}: leave it out"
+    out, err = capsys.readouterr()
+    assert (code, out) == ((1, "") if own else (0, "a\nb\n"))
+    assert err.startswith(message) if own else not err

@@ -77,7 +77,7 @@ def test_a_file_that_cannot_be_read_is_reported_and_the_others_go_on(run, tmp_pa
         ("in/a.xul", "in/a.xul: the kind .xul is not known"),
         ("in/a.parquet", "in/a.parquet is a table"),
         ("in/folder.md", "in/folder.md is not a file"),
-        ("in/folder", "in/folder: Is a directory"),
+        ("in/folder", "in/folder: Is a directory: give its files, such as --input in/folder/* --to FOLDER"),
     ],
 )
 def test_a_file_that_is_missing_or_unknown_is_reported_and_the_others_go_on(

@@ -55,7 +55,7 @@ def test_a_file_that_is_too_large_is_sent_in_parts(run, monkeypatch, tmp_path, s
     assert out.startswith("1\n00:00:00,")
     code, out, [err] = run(sound, "--num-hypotheses", "2", "--json")
     assert (code, out) == (1, "")
-    assert "--num-hypotheses does not apply to a stream" in err
+    assert "--num-hypotheses does not apply to a stream: leave it out; a file of more than 4 MiB" in err
 
 
 @pytest.mark.parametrize("flags", [[], ["--timestamps"], ["--word-timestamps"], ["--format", "vtt"]])

@@ -1,6 +1,7 @@
 """The core over a fake runner: an answer depends on its request alone, and every slot is given back."""
 
 import gc
+import queue
 import random
 import threading
 import weakref
@@ -12,11 +13,12 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from seq2seq_serve.server.engine.core import Admit, Core
+from seq2seq_serve.server.engine.core import Admit, Core, Stop
 from seq2seq_serve.server.engine.drafts import Drafter
 from seq2seq_serve.server.engine.request import Beam, Request, Sampling
 from seq2seq_serve.server.engine.result import FinishReason
 from seq2seq_serve.server.engine.scheduler import SchedulerLimits
+from seq2seq_serve.server.engine.terms import Progress, RequiredTerms, Spelling, Term
 from seq2seq_serve.server.errors import EngineFailed
 from tests.server.driver import Driver
 from tests.server.fakes import (
@@ -201,23 +203,63 @@ def test_runners_with_states_or_shared_memory_answer_as_one_with_a_cache_does(so
 
 
 def test_an_ended_request_is_freed_without_a_garbage_collection():
-    """Its sources may be megabytes, and the server collects garbage seldom."""
+    """Its sources may be megabytes, and the server collects garbage seldom.
+
+    What a search found of its terms may be megabytes, too, and stayed until then before.
+    """
     driver = Driver(FakeRunner(4))
-    requests = [make_request((10, 5)), make_request((10, 6), beam=Beam(3)), make_request((10, 7))]
-    left = [weakref.ref(request) for request in requests]
+    terms = RequiredTerms([Term((Spelling((7, 8)), Spelling((7,)))), Term((Spelling((8, 9)),), 2)], ())
+    requests = [
+        make_request((10, 5)),
+        make_request((10, 6), beam=Beam(3), terms=terms),
+        make_request((10, 7)),
+    ]
+    left = [weakref.ref(each) for each in (*requests, terms)]
+    num_before = _num_progresses()
     gc.disable()
     try:
         for request in requests:
             driver.submit(request)
         driver.turn(2)
+        assert _num_progresses() > num_before
         driver.cancel(requests[2])
         driver.finish()
         driver.results.clear()
         driver.turns.clear()
-        del request, requests
-        assert [each() for each in left] == [None] * 3
+        del request, requests, terms
+        assert [each() for each in left] == [None] * 4
+        assert _num_progresses() == num_before
     finally:
         gc.enable()
+
+
+def test_a_core_that_sleeps_has_nothing_of_the_requests_that_ended(monkeypatch):
+    """It kept those of the command that had woken it."""
+    driver, request = Driver(FakeRunner(4)), make_request((10, 5))
+    left, is_freed = weakref.ref(request), list[bool]()
+
+    class Inbox(queue.SimpleQueue):
+        def get(self):
+            if self.empty():
+                driver.results.clear()
+                driver.turns.clear()
+                is_freed.append(left() is None)
+                self.put(Stop())
+            return super().get()
+
+    monkeypatch.setattr(driver.core, "_inbox", Inbox())
+    driver.submit(request)
+    del request
+    gc.disable()
+    try:
+        driver.core._loop()
+    finally:
+        gc.enable()
+    assert is_freed == [True]
+
+
+def _num_progresses() -> int:
+    return sum(type(each) is Progress for each in gc.get_objects())
 
 
 DETECTED_IDS = (50, 60, 70)
@@ -391,6 +433,25 @@ def test_an_exception_for_one_request_fails_that_one_only(options, num_tokens, t
     assert broken.request_id in caplog.text
 
 
+@pytest.mark.parametrize("num_before", [0, 3])
+def test_a_row_without_numbers_ends_with_the_tokens_before_it(num_before):
+    class DamagedRunner(FakeRunner):
+        def step(self, rows, num_steps=1):
+            selected = super().step(rows, num_steps)
+            if len(rows[0].token_ids) != num_before or rows[0].request is not broken:
+                return selected
+            token_ids, error = [-1, *selected.token_ids[1:]], EngineFailed("not a number")
+            return replace(selected, token_ids=token_ids, failures={0: error})
+
+    driver = Driver(DamagedRunner(2))
+    broken, other = make_request((10, 4)), make_request((10, 5))
+    driver.submit(broken, other)
+    driver.finish()
+    assert isinstance(driver.results[broken].error, EngineFailed)
+    assert list(driver.results[broken].best.token_ids) == expected_tokens((10, 4), num_before)
+    assert list(driver.results[other].best.token_ids) == expected_tokens((10, 5), 8)
+
+
 def test_turns_that_nobody_waits_for_are_delivered_together():
     driver = Driver(FakeRunner(2), held_seconds=0.01)
     silent, streaming = make_request((10, 4)), make_request((10, 5), stream=True)
@@ -408,6 +469,10 @@ def test_turns_that_nobody_waits_for_are_delivered_together():
     assert sum(turn.num_rows for turn in driver.turns) == 16
     for request, source in ((silent, (10, 4)), (streaming, (10, 5))):
         assert list(driver.results[request].best.token_ids) == expected_tokens(source, 8)
+    num_deliveries = len(driver.delivered_at)
+    driver.submit(make_request((10, 6)))
+    driver.turn(3, seconds=0.003)
+    assert len(driver.delivered_at) == num_deliveries, "turns were hurried by an end that was delivered"
 
 
 @pytest.mark.parametrize(("num_rows", "delivered_at"), [(40, 0.002), (10, 0.001), (1, 0.001)])
@@ -725,6 +790,9 @@ def test_a_turn_computes_a_bounded_part_of_the_alignments_and_everybody_goes_on_
         driver.submit(later)
         driver.turn()
         assert driver.results[later].error is None
+        if turn == 0:  # what waits for its alignments has neither a step nor a token
+            assert driver.turns[-1].num_rows == 2
+            assert driver.turns[-1].inter_token_seconds == {1.0: 1}
         assert len(driver.told(victim)) == min(9 + turn, len(expected_tokens((20, 5), 30)))
     driver.finish()
     assert [size for _, size in pieces] == [4, 4] * 4
@@ -765,8 +833,12 @@ def test_the_time_in_the_queue_is_part_of_the_time_to_the_first_token():
 @pytest.mark.parametrize(("tick", "drafts"), [(0.0, False), (0.0, True), (1e-5, False)])
 def test_every_token_but_the_first_of_a_request_has_a_gap(tick, drafts):
     """Gaps were those of turns: a turn with four tokens counted one, four times as long."""
-    requests = [make_request((10, i), max_new_tokens=3 * i, arrival=0.0) for i in range(3, 8)]
-    targets = {each: [tuple(expected_tokens((10, i), 3 * i))] for i, each in enumerate(requests, start=3)}
+    sources = [(10 - i % 3, i) for i in range(3, 8)]  # some end in the middle of a turn
+    requests = [make_request(source, max_new_tokens=3 * source[1], arrival=0.0) for source in sources]
+    targets = {
+        each: [tuple(expected_tokens(source, 3 * source[1]))]
+        for each, source in zip(requests, sources, strict=True)
+    }
     drafter = KnowingDrafter(targets, vocab_size=97, seed=5) if drafts else None
     driver = Driver(FakeRunner(4), tick=tick, drafter=drafter)
     driver.submit(*requests)

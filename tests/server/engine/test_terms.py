@@ -9,7 +9,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from seq2seq_serve.bundle.words import admits_placeholder, begins_inside, begins_with_mark, opens
+from seq2seq_serve.bundle.words import (
+    admits_placeholder,
+    begins_inside,
+    begins_with_mark,
+    ends_with_bracket,
+    opens,
+)
 from seq2seq_serve.server.engine import terms as terms_module
 from seq2seq_serve.server.engine.request import Beam
 from seq2seq_serve.server.engine.result import FinishReason
@@ -24,8 +30,9 @@ from tests.server.engine.test_search import LETTERS, TableRunner
 from tests.server.fakes import FakeRunner, make_request
 
 A, B, C = 3, 4, 5
-# Token 4 continues a word, no word may stand after 4 and 5, nor a placeholder after 3: the bytes of tokens.
-TOKENS = (b"", b"", b"", b" .", b"a", b".a")
+# Token 0 is a bracket, 4 continues a word, no word may stand after 4 and 5, nor a placeholder after 3: the
+# bytes of tokens.
+TOKENS = (b"(", b"", b"", b" .", b"a", b".a")
 
 
 def term(*spellings: tuple[int, ...], **options) -> Term:
@@ -35,6 +42,7 @@ def term(*spellings: tuple[int, ...], **options) -> Term:
 spelling = st.builds(
     Spelling,
     st.lists(st.sampled_from([A, B, C]), min_size=1, max_size=3).map(tuple),
+    st.booleans(),
     st.booleans(),
     st.booleans(),
 )
@@ -49,9 +57,11 @@ some_terms = st.lists(
 
 def oracles(terms: tuple[Term, ...]) -> oracle.Terms:
     inside = frozenset(i for i in range(6) if begins_inside(TOKENS[i]))
-    marks = frozenset(i for i in range(6) if begins_with_mark(TOKENS[i]))
+    marks = frozenset(i for i in range(6) if begins_with_mark(TOKENS[i].strip(b" ")))
     gluing = frozenset(i for i in range(6) if not admits_placeholder(TOKENS[i]))
-    return oracle.Terms(terms, inside, frozenset(i for i in range(6) if not opens(TOKENS[i])), marks, gluing)
+    brackets = frozenset(i for i in range(6) if ends_with_bracket(TOKENS[i]))
+    closing = frozenset(i for i in range(6) if not opens(TOKENS[i]))
+    return oracle.Terms(terms, inside, closing, marks, gluing, brackets)
 
 
 @settings(max_examples=200)
@@ -66,11 +76,12 @@ def test_the_progress_of_a_target_is_that_of_reading_all_of_it(terms, target):
         missing, rest = definition.read(so_far, has_ended=False)
         assert (list(progress.missing), list(required.tail(progress))) == (missing, rest)
         assert progress.num_left == definition.num_left(so_far)
-        assert set(progress.wanted) == definition.wanted(so_far)
+        assert set(required.wanted(progress)) == definition.wanted(so_far)
         next_ids = [0, A, B, C]
         lefts = [definition.num_left([*so_far, next_id]) for next_id in next_ids]
-        assert progress.left_after(next_ids) == lefts
-        assert [progress.wanted.get(i, left) for i, left in zip(next_ids, lefts, strict=True)] == lefts
+        assert required.left_after(progress, next_ids) == lefts
+        wanted = required.wanted(progress)
+        assert [wanted.get(i, left) for i, left in zip(next_ids, lefts, strict=True)] == lefts
         assert spoils == definition.spoils(so_far)
         assert list(progress.at_end) == definition.read(so_far, has_ended=True)[0]
         assert any(progress.at_end) == (progress.num_left > 0)
@@ -81,14 +92,14 @@ def test_what_was_found_is_forgotten_and_the_progress_stays_the_same(monkeypatch
     monkeypatch.setattr(terms_module, "_MOST_KEPT", 3)
     terms = (term((A, A, A, B), (A, B, C)), term((B, A), is_exact=True), term((A,), number=2))
     required, definition, target = RequiredTerms(terms, TOKENS), oracles(terms), list[int]()
-    progress = start = required.start
+    progress = required.start
     for token_id in random.Random(0).choices([A, B, C], k=200):
         progress = required.advance(progress, token_id)
         target.append(token_id)
         assert list(progress.missing) == definition.read(target, has_ended=False)[0]
-        assert set(progress.wanted) == definition.wanted(target)
+        assert set(required.wanted(progress)) == definition.wanted(target)
     assert len(required._known) < 20
-    assert not start.after
+    assert len(required._after) < 20
 
 
 def test_long_terms_of_equal_tokens_take_little_memory_and_no_recursion():
@@ -101,7 +112,7 @@ def test_long_terms_of_equal_tokens_take_little_memory_and_no_recursion():
         ended = required.after([*[A] * (length + 10), 12])
         assert ended.at_end == (1, 1, 0, 1)
         assert required.advance(progress, C).begun.length == 0
-        required._forget()
+        required.forget()
     assert progress.num_left == 4 * (length + 1) - (length - 1)
     _, most_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()

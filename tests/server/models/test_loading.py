@@ -21,9 +21,11 @@ from seq2seq_serve.bundle.manifest import BundleError, load_bundle
 from seq2seq_serve.bundle.names import SOURCE_IDS, Precision
 from seq2seq_serve.server.check import check
 from seq2seq_serve.server.config import ProviderPolicy, QueueLimits, RunnerConfig, ServerConfig
+from seq2seq_serve.server.engine.async_engine import CoreHandle
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Result
 from seq2seq_serve.server.models.loading import load_model
+from seq2seq_serve.server.models.process import ProcessCore
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.runner import sizing as sizing_module
 from seq2seq_serve.server.runner.runner import OnnxRunner
@@ -81,6 +83,45 @@ def test_instances_share_slots_and_threads(bundle_path):
         return found
 
     assert len({result.best.token_ids for result in asyncio.run(run())}) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_cpus", "num_threads", "has_processes"),
+    [
+        ({}, 4, 3, True),
+        ({"num_threads": 4}, 4, 4, True),
+        ({"num_instances": 2}, 4, 2, True),
+        ({}, 1, 1, False),
+        ({"has_callers": False}, 4, 4, False),
+    ],
+)
+def test_a_small_model_leaves_a_cpu_to_the_callers_of_its_server(
+    changes, num_cpus, num_threads, has_processes, bundle_path, monkeypatch
+):
+    monkeypatch.setattr(sizing_module, "usable_cpus", lambda: num_cpus)
+    runner = RunnerConfig(**{"provider": "cpu", "has_callers": True, "max_slots": 8} | changes)
+    sizing = size_up(load_bundle(bundle_path), runner)
+    assert (sizing.num_threads, sizing.has_processes) == (num_threads, has_processes)
+    monkeypatch.setattr(sizing_module, "_SMALL_BYTES", sizing.weight_bytes - 1)
+    large = size_up(load_bundle(bundle_path), runner)
+    assert large.num_instances * large.num_threads == num_cpus
+    assert large.has_processes == (large.num_instances > 1)
+
+
+def test_the_engine_of_a_small_model_has_a_process_of_its_own_in_a_server(bundle_path, monkeypatch):
+    monkeypatch.setattr(sizing_module, "usable_cpus", lambda: 2)
+    config = replace(CONFIG, runner=replace(ServerConfig().runner, provider=ProviderPolicy.CPU, max_slots=3))
+
+    async def answer(config: ServerConfig) -> tuple[Result, CoreHandle]:
+        async with started(bundle_path, config) as model:
+            (result,) = await answers(model)
+            (core,) = model.engine.cores
+        return result, core
+
+    result, core = asyncio.run(answer(config))
+    assert isinstance(core, ProcessCore)
+    assert core.process.poll() == 0, "it has ended with the engine"
+    assert result.best == asyncio.run(answer(CONFIG))[0].best
 
 
 @pytest.mark.skipif(not kernels.instructions(), reason="without operators, fp32 is always packed twice")

@@ -13,7 +13,7 @@ from seq2seq_serve.bundle.names import Axis, Role
 from seq2seq_serve.server.engine.plan import Move
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.state import Search, Sequence
-from seq2seq_serve.server.runner.buffers import COLUMNS, Buffers, independent_batches
+from seq2seq_serve.server.runner.buffers import COLUMNS, Buffers, Columns, independent_batches
 from seq2seq_serve.server.runner.device import OnnxDevice
 from tests.server.runner.test_runner import FarDevice
 
@@ -152,3 +152,37 @@ def test_the_owner_of_a_row_is_the_keeper_of_its_request():
     rows = tuple(Sequence(search, 1, row=row) for row, search in enumerate((one, other, one, third, other)))
     one.memory_owner, other.memory_owner, third.memory_owner = rows[2], rows[1], rows[3]
     assert COLUMNS[names.OWNERS].of_rows(rows) == [2, 1, 2, 3, 1]
+
+
+@pytest.mark.parametrize("device", [HOST, FAR_DEVICE])
+def test_columns_know_rows_that_have_grown_whoever_comes_and_leaves(device):
+    """A step adds one to the previous lengths itself, on a device beside the copy of the host."""
+    columns = Columns(COLUMNS, 8, 97, device)
+
+    def arrays() -> dict[str, np.ndarray]:
+        return {
+            name: array if device.is_host else columns._values[name].numpy().copy()
+            for name, array in columns._host.items()
+        }
+
+    def new_row(number: int) -> Sequence:
+        search = Search(Request("r", {}, 3 + number, 20, arrival=0.0), (1,))
+        return Sequence(search, 1, token_ids=[7] * number, num_simple=9)
+
+    first = tuple(map(new_row, range(4)))
+    others = (*first, new_row(5)), (*first[:1], new_row(2), *first[2:]), first[2:]
+    for turn, rows in enumerate([first, first, *others]):
+        for slot, row in enumerate(rows):
+            row.row = slot
+        columns.fill(rows, have_grown=turn > 0)
+        for name, values in arrays().items():
+            assert values[: len(rows)].tolist() == COLUMNS[name].of_rows(rows), (turn, name)
+        stepped = arrays()
+        stepped[names.PREVIOUS_LENGTHS][: len(rows)] += 1
+        stepped[names.TOKEN_IDS][: len(rows)] = [10 * turn + slot for slot in range(len(rows))]
+        if not device.is_host:
+            for name in (names.PREVIOUS_LENGTHS, names.TOKEN_IDS):
+                columns._values[name].update_inplace(stepped[name])
+        for row, token_id in zip(rows, columns.read_token_ids(len(rows)), strict=True):
+            row.token_ids.append(token_id)
+            row.next_token_id = token_id

@@ -166,6 +166,26 @@ async def test_other_tasks_have_their_turn_between_the_items_of_a_call():
     assert max(len(turn.split()) for turn in turns) <= 2 * calls._MOST_BEGUN, order
 
 
+async def test_what_a_request_of_a_call_holds_ends_with_it():
+    opened = make_calls(Metrics())
+    call, items, held = abandoned(opened), iter(range(3)), []
+
+    async def following() -> int | None:
+        return next(items, None)
+
+    async def answer(item: int, its: RemoteCall) -> None:
+        its.hold(100_000)
+        held.append(opened.held.held.total())
+        if item == 2:
+            raise KeyError(item)
+
+    with pytest.raises(KeyError):
+        await opened.answer_items(call, following, 1, answer)
+    opened.close_call(call)
+    assert held == [100_000] * 3
+    assert not opened.held.held
+
+
 async def test_a_refusal_carries_what_a_program_can_compare():
     async with serving() as served:
         with pytest.raises(aio.AioRpcError) as caught:

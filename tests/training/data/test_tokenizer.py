@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seq2seq_serve.bundle.normalization import Normalization, is_blank
+from seq2seq_serve.bundle.characters import is_blank
+from seq2seq_serve.bundle.normalization import Normalization
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.training.config import check_special_ids
 from seq2seq_serve.training.data.tokenizer import train_tokenizer

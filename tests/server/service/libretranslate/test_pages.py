@@ -550,6 +550,7 @@ def test_a_segment_that_the_model_refuses_stays_as_it_is(url):
     [
         ("a.pdf", b"x", "the file is 'a.pdf' with 1 bytes"),
         ("", b"x", "the file is '' with 1 bytes"),
+        ("", b"", "file is missing: send one, as multipart/form-data"),
         ("a.txt", b"", "the file 'a.txt' is empty"),
         ("a.docx", b"x", "the file is not a Word document"),
         ("a.txt", b"\xff", "the file is not UTF-8"),

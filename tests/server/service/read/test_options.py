@@ -294,6 +294,35 @@ def test_a_language_that_is_not_clear_is_refused_with_those_near_it(family, give
         chosen(family, given)
 
 
+@pytest.mark.parametrize(
+    ("own", "given", "is_taken"),
+    [
+        ("en", "en", True),
+        ("en", "en-US", True),
+        ("en", "English", True),
+        ("en", "eng_Latn", True),
+        ("en", "de", False),
+        ("", "de", True),
+        ("mul", "de", True),
+        ("zh-Hans", "zh-Hant", False),
+    ],
+)
+@pytest.mark.parametrize("name", ["source_language", "target_language"])
+def test_a_model_without_a_choice_takes_its_own_language(name, own, given, is_taken):
+    """Its own target language was refused, and any source language was taken."""
+    manifest = SimpleNamespace(choices={}, source_language=own, target_language=own)
+    model = SimpleNamespace(name="m", manifest=manifest, reads_sound=False, reads_text=True)
+    options = pb.GenerateOptions(**{name: given})
+    if is_taken:
+        assert _chosen(options, model) == {}
+        return
+    with pytest.raises(
+        InvalidRequest, match=f"^{name} is '{given}', and m has only {own}: leave it out"
+    ) as caught:
+        _chosen(options, model)
+    assert caught.value.field == f"options.{name}"
+
+
 def test_a_long_tag_is_refused_before_it_is_split():
     """Each of a million parts was compared with every name: hours on the event loop."""
     tag = "q-" * 1_000_000

@@ -1,6 +1,9 @@
 """The terms and placeholders of texts, over an engine whose model echoes."""
 
+import gc
 import math
+import random
+import sys
 import threading
 from collections import Counter
 from types import SimpleNamespace
@@ -8,6 +11,8 @@ from types import SimpleNamespace
 import pytest
 import tokenizers
 from grpc.aio import AioRpcError
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
 from seq2seq_serve.bundle.manifest import Generation
@@ -16,6 +21,7 @@ from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.engine.request import Beam
 from seq2seq_serve.server.engine.terms import RequiredTerms, Spelling
 from seq2seq_serve.server.errors import InvalidRequest
+from seq2seq_serve.server.service import calls
 from seq2seq_serve.server.service.read.terms import Glossary
 from tests.server.service.harness import EOS, EchoRunner, byte_tokenizer, serving
 
@@ -57,6 +63,57 @@ def test_terms_are_whole_words_and_the_longest_come_first():
     assert required(known, "learning model") == Counter()
 
 
+some_words = st.lists(st.sampled_from("abA"), min_size=1, max_size=4).map(" ".join)
+
+
+@given(
+    st.dictionaries(st.tuples(some_words, st.booleans()), st.sampled_from("xyz"), max_size=8),
+    st.lists(st.sampled_from("abAc"), max_size=12),
+)
+def test_the_terms_of_a_text_are_those_of_trying_each_at_each_place(targets, text):
+    terms = dict[tuple[str, bool], str]()
+    for (source, has_case), target in targets.items():
+        terms.setdefault((source if has_case else source.casefold(), has_case), target)
+    known = glossary(*(term(one, it, case_sensitive=has_case) for (one, has_case), it in terms.items()))
+    matches = []
+    for begin in range(len(text)):
+        for end in range(begin + 1, len(text) + 1):
+            exact = " ".join(text[begin:end])
+            for key in ((exact, True), (exact.casefold(), False)):
+                if key in terms:
+                    matches.append((begin - end, begin, not key[1], terms[key]))
+    expected, is_taken = Counter[str](), [False] * len(text)
+    for minus_length, begin, _, target in sorted(matches):
+        if not any(is_taken[begin : begin - minus_length]):
+            is_taken[begin : begin - minus_length] = [True] * -minus_length
+            expected[target] += 1
+    assert required(known, " ".join(text)) == expected
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(lambda chance: "".join(chance.choices(".,;:!?()-*/=", k=256)), id="marks"),
+        pytest.param(lambda chance: " ".join(chance.choices("abcdefgh", k=128)), id="letters"),
+        pytest.param(
+            lambda chance: "".join(chr(0x4E00 + chance.randrange(20_000)) for _ in "a" * 256), id="한자"
+        ),
+    ],
+)
+def test_a_glossary_takes_little_more_memory_than_its_message_and_counts_it(source):
+    """A node for each word took 288 times as much."""
+    chance = random.Random(0)
+    terms = [term(source(chance), f"t{number}", case_sensitive=number % 2) for number in range(100)]
+    known = glossary(*terms)
+    found, waiting = dict[int, int](), [known._exact, known._folded]
+    while waiting:
+        each = waiting.pop()
+        if id(each) not in found and not isinstance(each, type):
+            found[id(each)] = sys.getsizeof(each)
+            waiting += gc.get_referents(each)
+    assert sum(found.values()) < known.num_bytes < 4 * sum(each.ByteSize() for each in terms)
+
+
 def test_where_a_long_term_does_not_fit_the_shorter_one_counts():
     known = glossary(term("a", "1"), term("a b", "2"), term("b c d", "3"))
     assert required(known, "a b c d") == Counter({"1": 1, "3": 1})
@@ -95,6 +152,7 @@ def test_invisible_characters_and_spaces_around_a_term_do_not_matter():
         "{name} ${name}",
         "{x} {{x}}",
         "http://a.com, http://a.com/b",
+        "( {name} ) [ %s",
     ],
 )
 def test_a_text_has_its_own_placeholders_wherever_they_stand(text):
@@ -118,6 +176,10 @@ def test_the_reading_of_terms_can_end_at_any_time():
     known = glossary(term("a b", "x"), term("b", "y"))
     assert known.required("a b " * 32_000, "sources[0]", checkpoint).terms[0].number == 32_000
     assert calls >= 1500  # for the words, and for the places where terms occur
+    calls = 0
+    found = glossary(keep_placeholders=True).required("%%" * 32_000, "sources[0]", checkpoint)
+    assert found.terms[0].number == 32_000
+    assert calls >= 500
 
 
 def test_a_term_is_spelled_after_a_space_after_a_mark_and_at_the_beginning():
@@ -164,6 +226,8 @@ def spoils(source: str, target: str) -> bool:
         ("<b>a</b> <i>b</i>", "<b>x</b> <i>x</i>", "<b>x</b><i>x</i>"),
         ("이름: {name}", "name: {name}", "name:{name}"),
         ("file.{ext}", "file.{ext}", ".{ext}x"),
+        ("({name})", "I am [{name}]", "I am ( {name})"),
+        ("({a}, {b})", "{b} ({a})", "( {b} {a})"),
     ],
 )
 def test_a_placeholder_has_breaks_around_it_as_in_the_source(source, target, glued):
@@ -264,11 +328,14 @@ async def test_a_short_text_is_read_beside_the_event_loop_if_it_may_have_long_te
         return found(*arguments)
 
     monkeypatch.setattr(Glossary, "required", find)
-    async with serving() as served:
+    async with serving(EchoRunner(max_source_length=1000, max_target_length=1000)) as served:
         for number, length in ((1, 1), (500, 1), (500, 60)):
             terms = [term(f"word {place}", "Wort" * length) for place in range(number)]
             await served.stub.Generate(request("a text without any", terms=terms))
-    assert [each is threading.main_thread() for each in threads] == [True, True, False]
+        for number in (3, 40):  # these took 4 ms of the event loop
+            text = " ".join(f"%{place}" for place in range(1, number + 1))
+            await served.stub.Generate(request(text, keep_placeholders=True))
+    assert [each is threading.main_thread() for each in threads] == [True, True, False, True, False]
 
 
 async def test_a_glossary_is_read_once_for_messages_with_equal_options(monkeypatch):
@@ -285,6 +352,51 @@ async def test_a_glossary_is_read_once_for_messages_with_equal_options(monkeypat
             answer = await served.stub.Generate(request(text, terms=[term("cat", target)]))
             assert target in answer.hypotheses[0].text
     assert read == [["K"], ["L"]]
+
+
+async def test_a_message_with_many_terms_is_read_beside_the_event_loop(monkeypatch):
+    """161 terms in 1,986 bytes took 6 ms of the loop."""
+    threads, init = [], Glossary.__init__
+
+    def read(*arguments):
+        threads.append(threading.current_thread())
+        init(*arguments)
+
+    monkeypatch.setattr(Glossary, "__init__", read)
+    async with serving() as served:
+        for number in (5, 100):
+            terms = [term(f"{place}", "x") for place in range(number)]
+            await served.stub.Generate(request("a text without any", terms=terms))
+    assert [each is threading.main_thread() for each in threads] == [True, False]
+
+
+async def test_a_glossary_counts_as_held_until_its_request_has_the_answer(monkeypatch):
+    """Only the bytes of a large message counted, and these were a small part of the glossary."""
+    monkeypatch.setattr(calls, "_MAX_HELD_BYTES", 50_000)
+    terms = [term(f"w{number}", "x") for number in range(150)]
+    async with serving() as served:
+        served.runner.gate.clear()
+        waiting = served.stub.Generate(request("a text", terms=terms))
+        await served.turns.until(lambda: served.turns.num_submitted == 1)
+        held = served.app.calls.held.held.total()
+        assert 50_000 > held > 100 * len(terms)
+        with pytest.raises(AioRpcError, match=f"large requests and answers of {held} bytes"):
+            await served.stub.Generate(request("a text", terms=terms))
+        served.runner.gate.set()
+        assert (await waiting).hypotheses
+        await served.until_calls_are_over()
+        assert (await served.stub.Generate(request("a text", terms=terms))).hypotheses
+
+
+async def test_the_terms_of_a_waiting_request_count_in_the_queue():
+    async with serving(EchoRunner(max_source_length=1000, max_target_length=1000)) as served:
+        text = " ".join(f"%{number}" for number in range(1, 50))
+        for is_kept in (False, True):
+            await served.stub.Generate(request(text, keep_placeholders=is_kept))
+        plain, kept = served.turns.requests
+        assert kept.terms.num_bytes > 49 * 512
+        assert plain.queue_tokens == plain.memory_length
+        assert kept.queue_tokens == max(kept.memory_length, kept.terms.num_bytes // 1024)
 
 
 async def test_each_sentence_has_its_own_terms_and_a_stream_is_the_answer():

@@ -9,7 +9,7 @@ from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.service.read.options import read_options
 from seq2seq_serve.server.service.seq2seq import generation
-from tests.server.service.harness import EOS, EchoRunner, serving
+from tests.server.service.harness import EOS, EchoRunner, access_file, serving
 
 KOREAN = "오늘은 금요일 입니다"
 
@@ -318,8 +318,50 @@ async def test_equal_options_of_a_model_are_read_once_until_it_leaves(monkeypatc
         assert events[-1].result.hypotheses == first[0].hypotheses
         assert read == [2, 3, 2]
         # What is kept refers to the model, which only a collection would free after its end.
+        kept = served.model.decodings
         model = served.app.models.remove("echo")
         assert model.decodings is None
         served.app.models.put(model)
         await served.stub.Generate(request("ab", beam_size=2))
-        assert model.decodings is None
+        assert model.decodings is kept
+        assert read == [2, 3, 2, 2]
+
+
+async def test_a_model_that_leaves_while_options_are_read_does_not_stay_with_them(monkeypatch):
+    async with serving(names=("echo", "other")) as served:
+        model = served.model
+        kept = model.decodings
+
+        def read_late(*arguments, **settings):
+            served.app.models.remove("echo")
+            return read_options(*arguments, **settings)
+
+        monkeypatch.setattr(generation, "read_options", read_late)
+        assert (await served.stub.Generate(request("ab"))).hypotheses
+        served.app.models.put(model)
+        assert not any(owner is model for owner, _ in kept._values)
+
+
+async def test_callers_share_what_was_read_of_their_options_and_not_their_rights(monkeypatch, tmp_path):
+    """Each of them had its own, with its own glossary."""
+    read = []
+
+    def read_and_count(options, *others, **settings):
+        read.append(options.priority)
+        return read_options(options, *others, **settings)
+
+    monkeypatch.setattr(generation, "read_options", read_and_count)
+    roles = {"one": ["predict"], "two": ["predict"], "root": ["predict", "admin"]}
+    file = access_file(tmp_path, *((name, name * 8, *its) for name, its in roles.items()))
+    async with serving(access_file=file) as served:
+        for priority in (0, -1):
+            for name in ("root", "one", "two"):
+                bearer = ("authorization", f"Bearer {name * 8}")
+                generating = served.stub.Generate(request("ab", priority=priority), metadata=(bearer,))
+                if priority < 0 and name != "root":
+                    with pytest.raises(aio.AioRpcError, match="below 0 it needs the role admin"):
+                        await generating
+                else:
+                    await generating
+        assert read == [0, 0, -1, -1, -1]
+        assert [each.caller for each in served.turns.requests] == ["root", "one", "two", "root"]

@@ -1,0 +1,209 @@
+"""Tags of HTML and references to characters in strings of programs, which other formats write as text.
+
+A tag with an end, such as <b> or <link>, follows its words in a translation. <br> and blocks, such as <p>,
+end a text. What is not one of them is a part of the text: a variable in angle brackets, such as <filename>,
+or a comparison.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+from seq2seq_serve.documents.markup import Flows
+from seq2seq_serve.documents.page import FIXED
+from seq2seq_serve.documents.segments import TAG, Part, has_choice, tags_between
+
+_NAMES_OF_BLOCKS = """
+    address article aside blockquote body center dd details dialog div dl dt fieldset figcaption figure footer
+    form h1 h2 h3 h4 h5 h6 header html li main nav ol p section summary table tbody td tfoot th thead tr ul
+"""
+_BLOCKS = frozenset(_NAMES_OF_BLOCKS.split())
+_WITHOUT_END = frozenset(["br", "dd", "dt", "hr", "li", "p", "td", "th", "tr"])  # end a text also alone
+_PICTURE = "img"
+_REFERENCE = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z][a-zA-Z0-9]{1,31});")
+
+
+_TAG_IN_XML = tags_between("&lt;|&#60;|&#[xX]3[cC];", ">|&gt;|&#62;|&#[xX]3[eE];")
+
+
+class Element(Enum):
+    """The begin or the end of an element of XML between the texts of a string."""
+
+    BEGIN = True
+    END = False
+
+
+class Tags:
+    """The tags of a string, and its references to characters. Owned by the reader of the string.
+
+    Args:
+        parts: How its texts are written, and the elements of XML between them.
+        decoded: Returns what a part of it says; None if it is written as it is.
+        escape: Returns how a text with tags is written in its file.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[str | Element],
+        decoded: Callable[[str], str] | None = None,
+        escape: Callable[[str], str] = str,
+    ) -> None:
+        self._pattern = TAG if decoded is None else _TAG_IN_XML
+        self._decoded, self.escape = decoded or str, escape
+        written = [part for part in parts if isinstance(part, str)]
+        self._in_text: set[str] | None = None  # the names of tags that are text; None if all are
+        rest = whole = "".join(map(self._decoded, written))
+        if not has_choice(whole):
+            self._in_text = self._without_pair(parts)
+            kept = ("".join(self._split(part)[::2]) for part in written)
+            rest = "".join(map(self._decoded, kept))
+        references = [found for found in _REFERENCE.findall(rest) if self._character(found)]
+        self._written: dict[str, str] = {}  # how the string writes a character
+        if references or rest != whole:
+            self._written = {"&": "&amp;"} if references else {}
+            self._written |= {"<": "&lt;"}
+            for reference in reversed(references):
+                self._written[self._character(reference)] = reference
+            for character in set("<&") & set(_REFERENCE.sub("", rest)):
+                self._written.pop(character, None)
+        self._to_escape = str.maketrans(self._written)
+
+    def escaped(self, text: str) -> str:
+        """Returns a text as the string has it."""
+        return self.escape(text.translate(self._to_escape))
+
+    def whole(self, tokens: Sequence[str]) -> str:
+        """Returns the text of a flow with its tags; empty if it has none, or has elements of XML."""
+        written = "".join(tokens)
+        is_text = self._decoded is str or not any(token.startswith("<") for token in tokens)
+        return self._decoded(written) if is_text and len(self._split(written)) > 1 else ""
+
+    def said(self, written: str) -> str:
+        """Returns what a part of the string says that does not have tags."""
+        text = self._decoded(written)
+        if not self._written:
+            return text
+        return _REFERENCE.sub(lambda found: self._character(found[0]) or found[0], text)
+
+    def add(self, flows: Flows, written: str, add_text: Callable[[str], None]) -> None:
+        """Adds a part of the string to a flow.
+
+        Args:
+            flows: The flows.
+            written: The part.
+            add_text: Adds a part without tags.
+        """
+        parts = self._split(written)
+        place = 0
+        while place < len(parts):
+            part = parts[place]
+            place += 1
+            if place % 2:
+                if part:
+                    add_text(part)
+                continue
+            is_end, name = self._tag(part)
+            if not is_end and name in FIXED and place + 1 < len(parts):
+                after = self._tag(parts[place + 1])
+                if after == (True, name) and (text := self.said(parts[place])).strip():
+                    flows.add_fixed("".join(parts[place - 1 : place + 2]), text)
+                    place += 2
+                    continue
+            if name == _PICTURE and flows.has_words and flows.last_characters[-1:].isspace():
+                flows.add_fixed(part, "")
+            elif name in _BLOCKS or name in _WITHOUT_END or name == _PICTURE:
+                flows.end(part)
+            elif is_end:
+                flows.close(part, name)
+            else:  # programs count the tags of a translation, so that each is written once
+                flows.open(part, name, is_single=True)
+
+    def _split(self, written: str) -> list[str]:
+        """Returns the texts of a part with the tags between them."""
+        parts, end = list[str](), 0
+        for found in self._pattern.finditer(written):
+            if self._in_text is not None and found[2].lower() not in self._in_text:
+                parts += [written[end : found.start()], found[0]]
+                end = found.end()
+        return [*parts, written[end:]]
+
+    def _tag(self, markup: str) -> tuple[bool, str]:
+        """Returns whether a tag is that of an end, and its name."""
+        found = self._pattern.fullmatch(markup)
+        assert found is not None
+        return found[1] == "/", found[2].lower()
+
+    def _without_pair(self, parts: Sequence[str | Element]) -> set[str]:
+        """Returns the names of tags that need an end or a begin, and do not have one where it must be."""
+        opened, num_open = list[str | Element](), dict[str | Element, int]()
+        alone = set[str]()
+
+        def close(what: str | Element) -> bool:
+            """Ends the innermost element, and those inside of it; returns whether there is one."""
+            if not num_open.get(what):
+                return False
+            while True:
+                innermost = opened.pop()
+                num_open[innermost] -= 1
+                if innermost == what:
+                    return True
+                if isinstance(innermost, str):
+                    alone.add(innermost)
+
+        def begin(what: str | Element) -> None:
+            opened.append(what)
+            num_open[what] = num_open.get(what, 0) + 1
+
+        for part in parts:
+            if part is Element.BEGIN:
+                begin(part)
+            elif part is Element.END:
+                close(Element.BEGIN)
+            elif isinstance(part, str):
+                for found in self._pattern.finditer(part):
+                    name = found[2].lower()
+                    if name in _WITHOUT_END:
+                        continue
+                    if name == _PICTURE:
+                        alone |= {name} if found[1] or "=" not in (found[3] or "") else set()
+                    elif found[4]:  # a variable, such as <name/>
+                        alone.add(name)
+                    elif not found[1]:
+                        begin(name)
+                    elif not close(name):
+                        alone.add(name)
+        return alone | {name for name in opened if isinstance(name, str)}
+
+    @staticmethod
+    def _character(reference: str) -> str:
+        """Returns the character of a reference; empty if there is none."""
+        text = html.unescape(reference)
+        return text if len(text) == 1 else ""
+
+
+def string_part(text: str, changed: Callable[[str], str] = str) -> Part:
+    """Returns the part of a string, each of whose lines is a text.
+
+    Args:
+        text: What it says.
+        changed: Returns what is written for the string as it is then.
+    """
+    flows = Flows(str, is_tight=True)
+    tags = flows.tags = Tags([text]) if "<" in text or "&" in text else None
+
+    def add_text(written: str) -> None:
+        for number, line in enumerate(written.split("\n")):
+            if number:
+                flows.end("\n")
+            if line:
+                flows.add_text(line, line if tags is None else tags.said(line))
+
+    if tags is None:
+        add_text(text)
+    else:
+        tags.add(flows, text, add_text)
+    flows.end()
+    return flows.part(changed)
