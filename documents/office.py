@@ -337,9 +337,7 @@ class _PageContent(Content):
 
     def __init__(self, flows: Flows, names: Names) -> None:
         super().__init__(flows, names)
-        self._ahead: deque[tuple[Event, str]] = (
-            deque()
-        )  # an element that may be the number of a note, and more
+        self._ahead: deque[tuple[Event, str]] = deque()  # begins with what may be the number of a note
         self._is_ruby = False  # whether the place is in an element of ruby
         self._num_readings = 0  # around the place, within an element that stays
 
