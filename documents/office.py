@@ -409,7 +409,7 @@ class _PageContent(Content):
         if self._depth or not (name in _OF_SOURCE or is_space) or self._kept_by(event, name):
             super().add(event, name)
             return
-        self.flows.add_of_source(event.markup)
+        self.flows.add_of_source(event.markup, (event.kind == BEGIN) - (event.kind == END))
         if name == _RUBY:
             self._is_ruby = event.kind == BEGIN
 

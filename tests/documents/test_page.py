@@ -194,6 +194,12 @@ def test_a_reading_within_an_element_that_stays_stays_and_is_not_sent(name):
     assert written == (["a one b"], page.format(f"B {kept} A"))
 
 
+def test_a_base_of_several_texts_stays_in_a_book():
+    """It had the beginning of the element with the first text, and not its end with the second one."""
+    page = '<html xmlns="http://www.w3.org/1999/xhtml"><body><p><ruby>12<br/>one</ruby></p></body></html>'
+    assert translated("a.xhtml", page, backwards) == ([], page)
+
+
 def test_a_reading_ends_before_a_block_and_where_its_end_may_be_left_out():
     page = "<p><ruby>one<rt>a<rp>(<rt>b</ruby> two<p><ruby>three<rt>c<p>four"
     assert translated("a.html", page, backwards) == (
