@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -13,8 +12,6 @@ from seq2seq_serve.bundle.adapters import Weights
 from seq2seq_serve.server.engine.request import NO_ADAPTER, Array, Request
 from seq2seq_serve.server.engine.result import Alternatives
 from seq2seq_serve.server.engine.state import Sequence
-
-_PROGRESS = attrgetter("progress")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +42,10 @@ class Wanted(NamedTuple):
     def by(cls, sequences: Iterable[Sequence]) -> Wanted:
         """Returns the tokens that the terms of some rows want."""
         rows, token_ids, num_left = list[int](), list[int](), list[int]()
-        for row, progress in enumerate(map(_PROGRESS, sequences)):
-            if progress is not None:
-                wanted = progress.wanted
+        for row, sequence in enumerate(sequences):
+            terms, progress = sequence.request.terms, sequence.progress
+            if terms is not None and progress is not None:
+                wanted = terms.wanted(progress)
                 rows += [row] * len(wanted)
                 token_ids += wanted
                 num_left += wanted.values()

@@ -268,17 +268,21 @@ def _with_wanted(
         The tokens `(m, K + W)`; their log-probabilities, minus infinity where there is none; and the fewest
         tokens that each one needs after its own for all terms, or an end of sequence in its place.
     """
-    progresses = [row.progress for row in rows if row.progress is not None]
+    progresses = [
+        (row.request.terms, row.progress)
+        for row in rows
+        if row.request.terms is not None and row.progress is not None
+    ]
     num_rows, K = token_ids.shape
     width, columns = K + int(wanted.numbers.max(initial=-1)) + 1, K + wanted.numbers
     all_ids, num_left = np.full((num_rows, width), -1), np.empty((num_rows, width), np.int64)
     scores = np.full((num_rows, width), -math.inf, log_probabilities.dtype)
     all_ids[:, :K], scores[:, :K] = token_ids, log_probabilities
     # After a row without a begun term, only tokens of terms change what is missing.
-    num_left[:] = left_now = np.array([progress.num_left for progress in progresses])[:, None]
-    for row, progress in enumerate(progresses):
+    num_left[:] = left_now = np.array([progress.num_left for _, progress in progresses])[:, None]
+    for row, (terms, progress) in enumerate(progresses):
         if progress.begun.length:
-            num_left[row, :K] = progress.left_after(token_ids[row].tolist())
+            num_left[row, :K] = terms.left_after(progress, token_ids[row].tolist())
     for eos_id in eos_ids:
         np.copyto(num_left[:, :K], left_now, where=token_ids == eos_id)
     all_ids[wanted.rows, columns] = wanted.token_ids

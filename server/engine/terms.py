@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from seq2seq_serve.bundle.words import admits_placeholder, begins_inside, begins_with_mark, opens
@@ -65,8 +65,9 @@ class _Beginning(NamedTuple):
 class Progress:
     """The required terms that a target has so far. Owned by `RequiredTerms`.
 
+    It refers only to what it settles as, so that all are freed with the last row of their search.
+
     Attributes:
-        terms: The owner.
         missing: How often each term is still required.
         begun: The last tokens of the target, if they are a spelling of a missing term or begin one. A whole
             spelling counts when the next token shows that it is not the beginning of a longer one.
@@ -76,13 +77,13 @@ class Progress:
         num_left: The fewest tokens that complete all terms.
         at_end: How often each term is missing if the target ends here.
         num_at_end: The fewest tokens that write these.
-        after: What was found of the progress with one more token: by a token of terms, or by what matters of
-            others.
+        wanted: What `RequiredTerms.wanted` returns; None if it was not asked for.
+        left_after_others: The fewest tokens that complete all terms after a token that is not wanted, and
+            after one of these that continues the last word; None if `left_after` did not need them.
         first_repeated: Where a term that the target must not have again is in what it has begun; None if that
             is not known, and behind all of it if there is none.
     """
 
-    terms: RequiredTerms
     missing: tuple[int, ...]
     begun: _Beginning
     is_after_break: bool
@@ -91,34 +92,9 @@ class Progress:
     num_left: int
     at_end: tuple[int, ...]
     num_at_end: int
-    after: dict[int, Progress] = field(default_factory=dict)
+    wanted: dict[int, int] | None = None  # few of the progresses that are ranked go on
+    left_after_others: tuple[int, int] | None = None
     first_repeated: int | None = None
-    _wanted: dict[int, int] | None = None
-    _left_after_others: tuple[int, int] | None = None
-
-    @property
-    def wanted(self) -> dict[int, int]:
-        """The tokens after which the target has begun a term, as this one may have.
-
-        With the fewest tokens that complete all terms after each of them.
-        """
-        if self._wanted is None:  # few of the progresses that are ranked go on
-            self._wanted = self.terms.wanted(self)
-        return self._wanted
-
-    @property
-    def left_after_others(self) -> tuple[int, int]:
-        """The fewest tokens that complete all terms after a token that is not wanted.
-
-        The second number is that after one that continues the last word.
-        """
-        if self._left_after_others is None:
-            self._left_after_others = self.terms.left_after_others(self)
-        return self._left_after_others
-
-    def left_after(self, token_ids: Iterable[int]) -> list[int]:
-        """Returns the fewest tokens that complete all terms after each of some next tokens."""
-        return self.terms.left_after(self, token_ids)
 
 
 class RequiredTerms:
@@ -161,7 +137,8 @@ class RequiredTerms:
                     self._spaced.setdefault(spelling.token_ids[0], set()).add(number)
         self.has_exact = bool(self._exact)
         self._known: dict[tuple[tuple[int, ...], _Beginning, bool], Progress] = {}
-        self._num_kept = 0
+        # With one more token: one of terms, or what matters of others
+        self._after: dict[tuple[Progress, int], Progress] = {}
 
     def __reduce__(self) -> tuple[type[RequiredTerms], tuple[tuple[Term, ...], tuple[bytes, ...]]]:
         return RequiredTerms, (self.terms, ())
@@ -188,33 +165,27 @@ class RequiredTerms:
             if self._has_breaks or (self._has_word_ends and progress.begun.length):
                 token = self._bytes_of(token_id)
                 key -= 2 * begins_inside(token) + opens(token)
-        found = progress.after.get(key)
+        found = self._after.get((progress, key))
         if found is None:
             found = self._advanced(progress, token_id)
-            if self._num_kept + len(self._known) > _MOST_KEPT:
+            if len(self._after) + len(self._known) > _MOST_KEPT:
                 self._forget()
-            progress.after[key] = found
-            self._num_kept += 1
+            self._after[progress, key] = found
         return found
 
     def left_after(self, progress: Progress, token_ids: Iterable[int]) -> list[int]:
         """Returns the fewest tokens that complete all terms after each of some next tokens."""
-        wanted, (other, going_on) = progress.wanted, progress.left_after_others
+        if progress.left_after_others is None:
+            other = going_on = self._decided_wholly(progress, goes_on=False).num_missing_tokens
+            if self._has_word_ends:
+                going_on = self._decided_wholly(progress, goes_on=True).num_missing_tokens
+            progress.left_after_others = other, going_on
+        wanted, (other, going_on) = self.wanted(progress), progress.left_after_others
         if going_on == other:
             return [wanted.get(token_id, other) for token_id in token_ids]
         return [
             wanted.get(token_id, going_on if self._goes_on(token_id) else other) for token_id in token_ids
         ]
-
-    def left_after_others(self, progress: Progress) -> tuple[int, int]:
-        """Returns the fewest tokens that complete all terms after a token that is not wanted.
-
-        The second number is that after one that continues the last word.
-        """
-        other = self._decided_wholly(progress, goes_on=False).num_missing_tokens
-        if not self._has_word_ends:
-            return other, other
-        return other, self._decided_wholly(progress, goes_on=True).num_missing_tokens
 
     def _goes_on(self, token_id: int) -> bool:
         """Returns whether a token continues the last word, and that matters."""
@@ -222,14 +193,12 @@ class RequiredTerms:
 
     def _forget(self) -> None:
         """Drops what was found. Rows keep their progress."""
-        for progress in self._known.values():
-            progress.after.clear()
         self._known.clear()
-        self._num_kept = 0
+        self._after.clear()
 
     def _advanced(self, progress: Progress, token_id: int) -> Progress:
         going_on: list[tuple[Progress, _Beginning]] = []  # each settles as the next one
-        while (found := progress.after.get(token_id)) is None:
+        while (found := self._after.get((progress, token_id))) is None:
             begun = self._continued(progress, token_id) if token_id in self._ids else None
             if begun is not None:
                 going_on.append((progress, begun))
@@ -322,7 +291,6 @@ class RequiredTerms:
                     at_end, num_at_end = _without(missing, number), num_missing_tokens - self._costs[number]
                 num_left = min(num_missing_tokens - max(0, *gains), num_at_end)
             found = self._known[key] = Progress(
-                self,
                 missing,
                 begun,
                 is_after_break,
@@ -344,6 +312,11 @@ class RequiredTerms:
 
         With the fewest tokens that complete all terms after each of them.
         """
+        if progress.wanted is None:
+            progress.wanted = self._wanted(progress)
+        return progress.wanted
+
+    def _wanted(self, progress: Progress) -> dict[int, int]:
         wanted: dict[int, int] = {}
         if not progress.begun.length:
             for number, spelling in self._open(
@@ -354,7 +327,7 @@ class RequiredTerms:
                 wanted[token_id] = min(left, wanted.get(token_id, left))
             return wanted
         for goes_on in (False, True) if self._has_word_ends else (False,):
-            begins = self._decided_wholly(progress, goes_on=goes_on).wanted
+            begins = self.wanted(self._decided_wholly(progress, goes_on=goes_on))
             wanted |= {each: left for each, left in begins.items() if self._goes_on(each) == goes_on}
         going_on = progress
         while going_on.settled is not None:

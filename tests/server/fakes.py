@@ -249,7 +249,7 @@ class FakeRunner:
                 listed = alternatives[: sequence.request.num_alternatives]
                 branches[row] = Branches(ways.token_ids[:count], ways.log_probabilities[:count], listed)
                 if sequence.progress is not None:
-                    ids = sequence.progress.wanted
+                    ids = sequence.request.terms.wanted(sequence.progress)
                     wanted[row] = {token_id: dict(alternatives)[token_id] for token_id in ids}
         further = list[list[int]]()
         for _ in range(num_steps - 1):

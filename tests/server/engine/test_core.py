@@ -17,6 +17,7 @@ from seq2seq_serve.server.engine.drafts import Drafter
 from seq2seq_serve.server.engine.request import Beam, Request, Sampling
 from seq2seq_serve.server.engine.result import FinishReason
 from seq2seq_serve.server.engine.scheduler import SchedulerLimits
+from seq2seq_serve.server.engine.terms import Progress, RequiredTerms, Spelling, Term
 from seq2seq_serve.server.errors import EngineFailed
 from tests.server.driver import Driver
 from tests.server.fakes import (
@@ -201,23 +202,38 @@ def test_runners_with_states_or_shared_memory_answer_as_one_with_a_cache_does(so
 
 
 def test_an_ended_request_is_freed_without_a_garbage_collection():
-    """Its sources may be megabytes, and the server collects garbage seldom."""
+    """Its sources may be megabytes, and the server collects garbage seldom.
+
+    What a search found of its terms may be megabytes, too, and stayed until then before.
+    """
     driver = Driver(FakeRunner(4))
-    requests = [make_request((10, 5)), make_request((10, 6), beam=Beam(3)), make_request((10, 7))]
-    left = [weakref.ref(request) for request in requests]
+    terms = RequiredTerms([Term((Spelling((7, 8)), Spelling((7,)))), Term((Spelling((8, 9)),), 2)], ())
+    requests = [
+        make_request((10, 5)),
+        make_request((10, 6), beam=Beam(3), terms=terms),
+        make_request((10, 7)),
+    ]
+    left = [weakref.ref(each) for each in (*requests, terms)]
+    num_before = _num_progresses()
     gc.disable()
     try:
         for request in requests:
             driver.submit(request)
         driver.turn(2)
+        assert _num_progresses() > num_before
         driver.cancel(requests[2])
         driver.finish()
         driver.results.clear()
         driver.turns.clear()
-        del request, requests
-        assert [each() for each in left] == [None] * 3
+        del request, requests, terms
+        assert [each() for each in left] == [None] * 4
+        assert _num_progresses() == num_before
     finally:
         gc.enable()
+
+
+def _num_progresses() -> int:
+    return sum(type(each) is Progress for each in gc.get_objects())
 
 
 DETECTED_IDS = (50, 60, 70)

@@ -76,7 +76,7 @@ class TableRunner(FakeRunner):
             count = sequence.num_branches
             branches[row] = Branches(best.indices[:count].tolist(), best.values[:count].tolist())
             if sequence.progress is not None:
-                ids = sequence.progress.wanted
+                ids = sequence.request.terms.wanted(sequence.progress)
                 wanted[row] = {token_id: float(log_probabilities[token_id]) for token_id in ids}
         return selected(rows, [EOS_ID] * len(rows), branches, wanted=wanted)
 

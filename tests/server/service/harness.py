@@ -136,7 +136,7 @@ class EchoRunner:
                 alternatives = ways[: row.request.num_alternatives]
                 branches[i] = Branches(list(ids), list(log_probabilities), alternatives)
             if row.progress is not None:
-                wanted[i] = dict.fromkeys(row.progress.wanted, -3.5)
+                wanted[i] = dict.fromkeys(row.request.terms.wanted(row.progress), -3.5)
         return selected(rows, tokens, branches, wanted=wanted)
 
     def move(self, moves: Iterable[Move]) -> int:
