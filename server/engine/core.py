@@ -239,6 +239,7 @@ class Core:
                     command = self._inbox.get()
                     self._is_asleep = False
                     self.run_turn(command)
+                    del command  # has its requests, which may end long before the next sleep
             if self._held:
                 self._deliver(self._held)
         except BaseException:

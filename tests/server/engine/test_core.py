@@ -1,6 +1,7 @@
 """The core over a fake runner: an answer depends on its request alone, and every slot is given back."""
 
 import gc
+import queue
 import random
 import threading
 import weakref
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from seq2seq_serve.server.engine.core import Admit, Core
+from seq2seq_serve.server.engine.core import Admit, Core, Stop
 from seq2seq_serve.server.engine.drafts import Drafter
 from seq2seq_serve.server.engine.request import Beam, Request, Sampling
 from seq2seq_serve.server.engine.result import FinishReason
@@ -230,6 +231,31 @@ def test_an_ended_request_is_freed_without_a_garbage_collection():
         assert _num_progresses() == num_before
     finally:
         gc.enable()
+
+
+def test_a_core_that_sleeps_has_nothing_of_the_requests_that_ended(monkeypatch):
+    """It kept those of the command that had woken it."""
+    driver, request = Driver(FakeRunner(4)), make_request((10, 5))
+    left, is_freed = weakref.ref(request), list[bool]()
+
+    class Inbox(queue.SimpleQueue):
+        def get(self):
+            if self.empty():
+                driver.results.clear()
+                driver.turns.clear()
+                is_freed.append(left() is None)
+                self.put(Stop())
+            return super().get()
+
+    monkeypatch.setattr(driver.core, "_inbox", Inbox())
+    driver.submit(request)
+    del request
+    gc.disable()
+    try:
+        driver.core._loop()
+    finally:
+        gc.enable()
+    assert is_freed == [True]
 
 
 def _num_progresses() -> int:
