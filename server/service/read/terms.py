@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from seq2seq_serve.bundle.normalization import INVISIBLE, is_blank
-from seq2seq_serve.bundle.placeholders import placeholders, space_around
+from seq2seq_serve.bundle.placeholders import count_placeholders, placeholders, space_around
 from seq2seq_serve.bundle.words import is_inside, needs_space, words
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
 from seq2seq_serve.server.engine.request import Beam
@@ -48,18 +48,29 @@ class Required:
     Attributes:
         terms: What the tokenizer writes of it.
         texts: The text of each of them.
-        unwritable: The placeholders that the tokenizer cannot write.
+        kept: How often the target must have each placeholder, also those that the tokenizer cannot write;
+            None if placeholders are not kept.
     """
 
     terms: tuple[Term, ...]
     texts: tuple[str, ...]
-    unwritable: tuple[str, ...]
+    kept: Counter[str] | None
 
-    def missing(self, numbers: Iterable[int]) -> list[str]:
-        """Returns the texts that a target lacks, from `Hypothesis.missing`."""
-        return [text for text, number in zip(self.texts, numbers, strict=False) if number] + [
-            *self.unwritable
-        ]
+    def missing(self, numbers: Iterable[int], target: str) -> list[str]:
+        """Returns the terms that a target lacks, and the placeholders that it has too rarely or too often.
+
+        Its text decides about placeholders: the tokens beside one may make it another (`{{name}}`).
+
+        Args:
+            numbers: `Hypothesis.missing` of the target.
+            target: Its text.
+        """
+        lacking = [text for text, number in zip(self.texts, numbers, strict=False) if number]
+        if self.kept is None:
+            return lacking
+        found = count_placeholders(target)
+        changed = [one for one in dict.fromkeys((*self.kept, *found)) if self.kept[one] != found[one]]
+        return [text for text in lacking if text not in self.kept] + changed
 
 
 class Glossary:
@@ -124,7 +135,7 @@ class Glossary:
         return min(self._num_bytes, self._most_bytes * min(num_characters, _MAX_FOUND))
 
     def required(self, text: str, field: str, checkpoint: YieldPoint) -> Required | None:
-        """Returns what the target of a text must have; None for nothing.
+        """Returns what the target of a text must have; None if it may have anything.
 
         Args:
             text: A whole source, or one of its sentences.
@@ -144,7 +155,7 @@ class Glossary:
                 "shorter source, or fewer terms",
                 field=field,
             )
-        if not texts:
+        if not texts and not self._keeps:
             return None
         known = self._spellings
         others = [one for one in texts if one not in known]
@@ -159,7 +170,11 @@ class Glossary:
             )
             for one in writable
         ]
-        return Required(tuple(terms), writable, tuple(one for one in texts if not spellings[one]))
+        numbers = Counter({one: len(its) for one, its in places.items()})
+        for target, number in targets.items():
+            for one in count_placeholders(target).elements():
+                numbers[one] += number
+        return Required(tuple(terms), writable, numbers if self._keeps else None)
 
     def _spaced(
         self, ways: Sequence[Spelling], spaces: Sequence[tuple[bool | None, bool]]
