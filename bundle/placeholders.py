@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 from seq2seq_serve.bundle.words import CLOSING, OPENING, UNSPACED, is_inside
@@ -48,13 +49,22 @@ def placeholders(text: str) -> Iterator[tuple[int, int]]:
         yield found.start(), found.start() + len(whole)
 
 
+def count_placeholders(text: str) -> Counter[str]:
+    """Returns the placeholders of a text, in their order, and how often it has each."""
+    return Counter(text[begin:end] for begin, end in placeholders(text))
+
+
+def is_placeholder(text: str) -> bool:
+    """Returns whether a text is one placeholder, and nothing more."""
+    return [*placeholders(text)] == [(0, len(text))]
+
+
 def is_kept(source: str, target: str) -> bool:
     """Whether a target has each placeholder of its source as often, and its tags in pairs as the source.
 
     If those of the source are around texts, so are those of the target, and each begins before its end.
     """
-    one, other = (sorted(text[begin:end] for begin, end in placeholders(text)) for text in (source, target))
-    if one != other:
+    if count_placeholders(source) != count_placeholders(target):
         return False
     num_empty = _num_empty_pairs(source)
     its = 0 if num_empty is None else _num_empty_pairs(target)
