@@ -56,10 +56,18 @@ def begins_inside(token: bytes) -> bool:
     return is_inside(token.decode(errors="replace")[:1])
 
 
+@lru_cache(maxsize=2**16)
 def begins_with_mark(token: bytes) -> bool:
     """Returns whether a token begins neither with white space nor with a character of a word."""
     first = token.decode(errors="replace")[:1]
     return bool(first) and not first.isspace() and first != "_" and not first.isalnum()
+
+
+@lru_cache(maxsize=2**16)
+def marked_beginning(token: bytes) -> str:
+    """Returns what a token has before its first white space, if it begins with a whole mark; otherwise ""."""
+    text = token.decode(errors="replace")
+    return text.split()[0] if begins_with_mark(token) and text[0] != "\ufffd" else ""
 
 
 @lru_cache(maxsize=2**16)

@@ -12,8 +12,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from seq2seq_serve.bundle.words import admits_placeholder, begins_inside, begins_with_mark, opens
+from seq2seq_serve.bundle.placeholders import stays
+from seq2seq_serve.bundle.words import (
+    admits_placeholder,
+    begins_inside,
+    begins_with_mark,
+    marked_beginning,
+    opens,
+)
 
+_MOST_BESIDE = 16  # tokens before a placeholder that may make it another
 _MOST_KEPT = 2**14  # progresses, and steps from one to the next
 
 
@@ -80,8 +88,8 @@ class Progress:
         wanted: What `RequiredTerms.wanted` returns; None if it was not asked for.
         left_after_others: The fewest tokens that complete all terms after a token that is not wanted, and
             after one of these that continues the last word; None if `left_after` did not need them.
-        must_break: Whether the next token spoils the target if it continues the last word; None if that was
-            not asked for.
+        ended: The exact term that the target ends with, and whether the next token must not continue its
+            last word; None if that was not asked for.
         first_repeated: Where a term that the target must not have again is in what it has begun; None if that
             is not known, and behind all of it if there is none.
     """
@@ -96,7 +104,7 @@ class Progress:
     num_at_end: int
     wanted: dict[int, int] | None = None  # few of the progresses that are ranked go on
     left_after_others: tuple[int, int] | None = None
-    must_break: bool | None = None
+    ended: tuple[int | None, bool] | None = None
     first_repeated: int | None = None
 
 
@@ -415,16 +423,17 @@ class RequiredTerms:
             marks = {each for each in self._spaced if key[1] and begins_with_mark(self._bytes_of(each))}
             ends = (self._exact_after.get(each, set()) for each in (None, key[0]))
             suspects = self._suspects[key] = frozenset(marks.union(*ends))
-        must_break = self._has_word_ends and bool(progress.begun.length) and self._must_break(progress)
+        number, must_break = self._exact_ended(progress)
+        sides = None if number is None else self._sides(token_ids, progress.begun.length)
         is_any = self._first_repeated(progress) is not None
-        if not (suspects or must_break or is_any):
+        if not (suspects or sides or is_any):
             return []
         places = list[int]()
         for place, token_id in enumerate(next_ids()):
-            if is_any or token_id in suspects or (must_break and token_id in self._ids):
+            if is_any or token_id in suspects or (sides and token_id in self._ids):
                 if self.spoils(progress, token_ids, token_id):
                     places.append(place)
-            elif must_break and self._goes_on(token_id):
+            elif sides and self._is_beside(token_id, *sides, must_break=must_break):
                 places.append(place)
         return places
 
@@ -443,7 +452,7 @@ class RequiredTerms:
             return True
         first, goes_on = self._first_repeated(progress), self._goes_on(token_id)
         ends = [
-            (number, len(before), is_spaced and self._lacks_break(token_ids, len(before)))
+            (number, len(before), self._is_glued_to(token_ids, token_id, len(before), is_spaced=is_spaced))
             for number, before, is_spaced in self._exact_ending((*token_ids[-1:], token_id))
             if token_ids[len(token_ids) - len(before) :] == before
         ]
@@ -482,17 +491,56 @@ class RequiredTerms:
             and not self._may_begin(progress, token_id)
         ):
             return True
-        if not (self._has_word_ends and progress.begun.length and begins_inside(token)):
+        number, must_break = self._exact_ended(progress)
+        if number is None or self._continued(progress, token_id) is not None:
             return False
-        return self._must_break(progress) and self._continued(progress, token_id) is None
+        sides = self._sides(token_ids, progress.begun.length)
+        return self._is_beside(token_id, *sides, must_break=must_break)
 
-    def _must_break(self, progress: Progress) -> bool:
-        """Returns whether a target ends with an exact term that nothing but a break may follow."""
-        if progress.must_break is None:
-            is_ended = self._ended(progress, goes_on=True) is not None
-            number = None if is_ended else self._ended(progress, goes_on=False)
-            progress.must_break = number is not None and self.terms[number].is_exact
-        return progress.must_break
+    def _exact_ended(self, progress: Progress) -> tuple[int | None, bool]:
+        """Returns the exact term that a target ends with, and whether only a break may follow it."""
+        if not progress.begun.length:
+            return None, False
+        if progress.ended is None:
+            number = self._ended(progress, goes_on=False)
+            is_exact = number is not None and self.terms[number].is_exact
+            must_break = is_exact and self._ended(progress, goes_on=True) is None
+            progress.ended = number if is_exact else None, must_break
+        return progress.ended
+
+    def _is_beside(self, token_id: int, before: str, term: str, *, must_break: bool) -> bool:
+        """Returns whether a token after an exact term continues its last word, or makes it another."""
+        token = self._bytes_of(token_id)
+        if begins_inside(token):
+            return must_break
+        after = marked_beginning(token)
+        return bool(after) and not stays(before, term, after)
+
+    def _is_glued_to(self, token_ids: list[int], token_id: int, length: int, *, is_spaced: bool) -> bool:
+        """Returns whether what is before an exact term lacks a break, or makes it another.
+
+        Args:
+            token_ids: The target before the last token of the term.
+            token_id: That token.
+            length: The number of tokens before it in the term.
+            is_spaced: Whether the term needs a break before it.
+        """
+        if is_spaced and self._lacks_break(token_ids, length):
+            return True
+        first_id = token_ids[-length] if length else token_id
+        if length == len(token_ids) or self._bytes_of(first_id)[:1].isspace():
+            return False
+        before, term = self._sides([*token_ids[-_MOST_BESIDE - length :], token_id], length + 1)
+        return bool(before) and not stays(before, term, "")
+
+    def _sides(self, token_ids: list[int], length: int) -> tuple[str, str]:
+        """Returns what is directly before the last tokens of a target, and the text of these."""
+        term = b"".join(map(self._bytes_of, token_ids[-length:])).decode(errors="replace")
+        if term[:1].isspace() or length == len(token_ids):
+            return "", term.strip()
+        before_ids = token_ids[-length - _MOST_BESIDE : -length]
+        before = b"".join(map(self._bytes_of, before_ids)).decode(errors="replace")
+        return "" if before[-1:].isspace() else "".join(before.split()[-1:]), term.strip()
 
     def _may_begin(self, progress: Progress, token_id: int) -> bool:
         """Returns whether a token goes on with what a target has begun, or begins a term without a break."""

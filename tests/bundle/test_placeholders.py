@@ -1,6 +1,6 @@
 import pytest
 
-from seq2seq_serve.bundle.placeholders import is_kept, placeholders, space_around
+from seq2seq_serve.bundle.placeholders import is_kept, placeholders, space_around, stays
 
 
 def found(text: str) -> list[str]:
@@ -80,3 +80,25 @@ def test_tags_of_a_target_are_in_pairs_as_in_the_source(source, target, expected
 def test_a_placeholder_needs_breaks_unless_it_is_a_part_of_a_word(text, expected):
     [place] = placeholders(text)
     assert space_around(text, *place) == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "placeholder", "after", "expected"),
+    [
+        ("", "{n}", "", True),
+        ("(", "{n}", "}.", True),
+        ("{", "{n}", "", True),
+        ("{", "{n}", "}", False),
+        ("%", "{n}", "", False),
+        ("", "%1", "%", True),
+        ("", "%1", "$", False),  # an s may follow
+        ("", "https://a.com", ".", True),
+        ("", "https://a.com", ".b", False),
+        ("", "https://a.com", "-", False),
+        ("", "https://a.com", "”", True),
+        ("https://", "www.a.com", "", False),
+        ("a", "no placeholder", "b", True),
+    ],
+)
+def test_a_placeholder_stays_if_what_is_beside_it_makes_it_no_other(before, placeholder, after, expected):
+    assert stays(before, placeholder, after) is expected
