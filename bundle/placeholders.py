@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 
 from seq2seq_serve.bundle.words import CLOSING, OPENING, UNSPACED, is_inside
 
@@ -35,6 +36,7 @@ _PLACEHOLDER = re.compile(
     re.VERBOSE,
 )
 _TAG_NAME = re.compile(r"<(/?)([A-Za-z][^\s/>]*+)")
+_NEXT = ("", "a", "s", "1")  # characters that go on with most placeholders
 _AFTER_URL = ".,;:!?)]}'’”»"  # marks at the end of a URL, which belong to the sentence
 
 
@@ -57,6 +59,27 @@ def count_placeholders(text: str) -> Counter[str]:
 def is_placeholder(text: str) -> bool:
     """Returns whether a text is one placeholder, and nothing more."""
     return [*placeholders(text)] == [(0, len(text))]
+
+
+@lru_cache(maxsize=2**16)
+def stays(before: str, placeholder: str, after: str) -> bool:
+    """Returns whether a placeholder is still one, and no other, with some text beside it.
+
+    So it has to be with one more character, because a target is written from its beginning: `%1$` is not
+    followed by an `s`. Only a mark that ends a sentence may stand after a URL.
+
+    Args:
+        before: What is directly before it, from the last white space on.
+        placeholder: A placeholder; anything else stays.
+        after: What is directly after it, up to the first white space.
+    """
+    if not is_placeholder(placeholder):
+        return True
+    place = len(before), len(before) + len(placeholder)
+    texts = [before + placeholder + after]
+    if after and after[0] not in _AFTER_URL:
+        texts += [before + placeholder + after[0] + character for character in _NEXT]
+    return all(place in placeholders(text) for text in texts)
 
 
 def is_kept(source: str, target: str) -> bool:

@@ -12,15 +12,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from seq2seq_serve.bundle.placeholders import stays
 from seq2seq_serve.bundle.words import (
     admits_placeholder,
     begins_inside,
     begins_with_mark,
     ends_with_bracket,
+    marked_beginning,
     opens,
 )
 
 _BYTES_OF_SPELLING, _BYTES_OF_TOKEN = 512, 40  # of memory, with the objects around them
+_MOST_BESIDE = 16  # tokens before a placeholder that may make it another
 _MOST_KEPT = 2**14  # progresses, and steps from one to the next
 
 
@@ -90,8 +93,8 @@ class Progress:
         wanted: What `RequiredTerms.wanted` returns; None if it was not asked for.
         left_after_others: The fewest tokens that complete all terms after a token that is not wanted, and
             after one of these that continues the last word; None if `left_after` did not need them.
-        must_break: Whether the next token spoils the target if it continues the last word; None if that was
-            not asked for.
+        ended: The exact term that the target ends with, and whether the next token must not continue its
+            last word; None if that was not asked for.
         first_repeated: Where a term that the target must not have again is in what it has begun; None if that
             is not known, and behind all of it if there is none.
     """
@@ -106,7 +109,7 @@ class Progress:
     num_at_end: int
     wanted: dict[int, int] | None = None  # few of the progresses that are ranked go on
     left_after_others: tuple[int, int] | None = None
-    must_break: bool | None = None
+    ended: tuple[int | None, bool] | None = None
     first_repeated: int | None = None
 
 
@@ -147,11 +150,10 @@ class RequiredTerms:
         # What each spelling of a range saves, the number of its term, and whether it begins after a break
         self._ways: dict[tuple[int, int], list[tuple[int, int, bool]]] = {}
         self._continuations: dict[_Beginning, dict[int, _Beginning]] = {}
-        self._exact: dict[
-            tuple[int, ...], list[tuple[int, list[int], Spelling]]
-        ] = {}  # by the last two tokens
+        # Exact ones with their tokens before the last one, by the last two
+        self._exact: dict[tuple[int, ...], list[tuple[int, list[int], Spelling]]] = {}
         self._exact_after: dict[int | None, set[int]] = {}  # last tokens, by the tokens before them
-        # Those that may not stand after every token, by the first one
+        # Exact ones that may not stand after every token, by the first one
         self._bound: dict[int, list[tuple[int, Spelling]]] = {}
         for number, term in enumerate(self.terms):
             for spelling in term.spellings if term.is_exact else ():
@@ -161,7 +163,7 @@ class RequiredTerms:
                 if spelling.begins_after_break or not spelling.follows_bracket:
                     self._bound.setdefault(spelling.token_ids[0], []).append((number, spelling))
         self.has_exact = bool(self._exact)
-        # Next tokens that may spoil, by the last one if some go on with it, and by what may follow that
+        # Next tokens that may spoil, by the last one if a term ends so after it, and by what may follow it
         self._suspects: dict[tuple[int | None, bool, bool], frozenset[int]] = {}
         self._known: dict[tuple[tuple[int, ...], _Beginning, bool], Progress] = {}
         # With one more token: one of terms, or what matters of others
@@ -433,16 +435,17 @@ class RequiredTerms:
             marks = {each for each in self._bound if self._misplaced(token_ids, each)}
             ends = (self._exact_after.get(each, set()) for each in (None, key[0]))
             suspects = self._suspects[key] = frozenset(marks.union(*ends))
-        must_break = self._has_word_ends and bool(progress.begun.length) and self._must_break(progress)
+        number, must_break = self._exact_ended(progress)
+        sides = None if number is None else self._sides(token_ids, progress.begun.length)
         is_any = self._first_repeated(progress) is not None
-        if not (suspects or must_break or is_any):
+        if not (suspects or sides or is_any):
             return []
         places = list[int]()
         for place, token_id in enumerate(next_ids()):
-            if is_any or token_id in suspects or (must_break and token_id in self._ids):
+            if is_any or token_id in suspects or (sides and token_id in self._ids):
                 if self.spoils(progress, token_ids, token_id):
                     places.append(place)
-            elif must_break and self._goes_on(token_id):
+            elif sides and self._is_beside(token_id, *sides, must_break=must_break):
                 places.append(place)
         return places
 
@@ -461,7 +464,7 @@ class RequiredTerms:
             return True
         first, goes_on = self._first_repeated(progress), self._goes_on(token_id)
         ends = [
-            (number, len(before), not self._may_follow(spelling, token_ids, len(before)))
+            (number, len(before), self._is_glued_to(spelling, token_ids))
             for number, before, spelling in self._exact_ending((*token_ids[-1:], token_id))
             if token_ids[len(token_ids) - len(before) :] == before
         ]
@@ -476,8 +479,8 @@ class RequiredTerms:
             return True
         return any(
             (not after.missing[number] and length >= after.begun.length)
-            or (is_misplaced and length + 1 >= after.begun.length)  # not inside of a longer one
-            for number, length, is_misplaced in ends
+            or (is_glued and length + 1 >= after.begun.length)  # not inside of a longer one
+            for number, length, is_glued in ends
         )
 
     def _exact_ending(self, token_ids: tuple[int, ...]) -> list[tuple[int, list[int], Spelling]]:
@@ -491,9 +494,11 @@ class RequiredTerms:
             progress, token_ids, token_id
         ):
             return True
-        if not (progress.begun.length and self._goes_on(token_id)):
+        number, must_break = self._exact_ended(progress)
+        if number is None or self._continued(progress, token_id) is not None:
             return False
-        return self._must_break(progress) and self._continued(progress, token_id) is None
+        sides = self._sides(token_ids, progress.begun.length)
+        return self._is_beside(token_id, *sides, must_break=must_break)
 
     def _misplaced(self, token_ids: list[int], token_id: int) -> list[int]:
         """Returns the numbers of the exact terms that begin with a token, but may not stand after a target.
@@ -506,13 +511,48 @@ class RequiredTerms:
             return []
         return [number for number, spelling in bound if not self._may_follow(spelling, token_ids)]
 
-    def _must_break(self, progress: Progress) -> bool:
-        """Returns whether a target ends with an exact term that nothing but a break may follow."""
-        if progress.must_break is None:
-            is_ended = self._ended(progress, goes_on=True) is not None
-            number = None if is_ended else self._ended(progress, goes_on=False)
-            progress.must_break = number is not None and self.terms[number].is_exact
-        return progress.must_break
+    def _exact_ended(self, progress: Progress) -> tuple[int | None, bool]:
+        """Returns the exact term that a target ends with, and whether only a break may follow it."""
+        if not progress.begun.length:
+            return None, False
+        if progress.ended is None:
+            number = self._ended(progress, goes_on=False)
+            is_exact = number is not None and self.terms[number].is_exact
+            must_break = is_exact and self._ended(progress, goes_on=True) is None
+            progress.ended = number if is_exact else None, must_break
+        return progress.ended
+
+    def _is_beside(self, token_id: int, before: str, term: str, *, must_break: bool) -> bool:
+        """Returns whether a token after an exact term continues its last word, or makes it another."""
+        token = self._bytes_of(token_id)
+        if begins_inside(token):
+            return must_break
+        after = marked_beginning(token)
+        return bool(after) and not stays(before, term, after)
+
+    def _is_glued_to(self, spelling: Spelling, token_ids: list[int]) -> bool:
+        """Returns whether an exact term may not be spelled so after a target, which may make it another.
+
+        Args:
+            spelling: Its tokens.
+            token_ids: The target with all of them but the last one.
+        """
+        length = len(spelling.token_ids) - 1
+        if not self._may_follow(spelling, token_ids, length):
+            return True
+        if length == len(token_ids) or self._bytes_of(spelling.token_ids[0])[:1].isspace():
+            return False
+        before, term = self._sides([*token_ids[-_MOST_BESIDE - length :], spelling.token_ids[-1]], length + 1)
+        return bool(before) and not stays(before, term, "")
+
+    def _sides(self, token_ids: list[int], length: int) -> tuple[str, str]:
+        """Returns what is directly before the last tokens of a target, and the text of these."""
+        term = b"".join(map(self._bytes_of, token_ids[-length:])).decode(errors="replace")
+        if term[:1].isspace() or length == len(token_ids):
+            return "", term.strip()
+        before_ids = token_ids[-length - _MOST_BESIDE : -length]
+        before = b"".join(map(self._bytes_of, before_ids)).decode(errors="replace")
+        return "" if before[-1:].isspace() else "".join(before.split()[-1:]), term.strip()
 
     def _may_begin(self, progress: Progress, token_ids: list[int], token_id: int) -> bool:
         """Returns whether a token goes on with what a target has begun, or begins a term that fits."""

@@ -237,6 +237,26 @@ def test_a_placeholder_has_breaks_around_it_as_in_the_source(source, target, glu
     assert spoils(source, glued)
 
 
+@pytest.mark.parametrize(
+    ("source", "target", "changed"),
+    [
+        ("{n} 은", "x {n}.", "x {{n}}"),
+        ("{n} 은", "({n})", "${n}"),
+        ("{n} {m}", "{m} {({n}", "{m} {{n}}"),
+        ("%s 개 %s", "%s/%s", "%%s %s"),
+        ("%1 개", "%1.", "%1$"),
+        ("https://a.com 을", "https://a.com.", "https://a.com/b"),
+        ("https://a.com 을", "(https://a.com)", "https://a.com-"),
+        ("www.a.com 을", "“www.a.com”", "https://www.a.com"),
+        ("a@b.com 을", "a@b.com.", "a@b.com-"),
+    ],
+)
+def test_no_mark_beside_a_placeholder_makes_it_another(source, target, changed):
+    assert not spoils(source, source)
+    assert not spoils(source, target)
+    assert spoils(source, changed)
+
+
 def test_a_placeholder_that_is_in_a_word_once_needs_no_breaks():
     assert not spoils("v{n} {n}", "{n} v{n} x")
     assert spoils("v {n} {n}", "{n} v{n} x")
