@@ -88,12 +88,13 @@ def marked_beginning(token: bytes) -> str:
 
 @lru_cache(maxsize=2**16)
 def opens(token: bytes) -> bool:
-    """Returns whether a word may stand directly after a token: not after a letter or a digit.
+    """Returns whether a word may stand directly after a token: not after a letter, a digit or `.,;!?`.
 
     It may stand after a script without white space between words, after a token without bytes, and after a
     part of a character, because most of these are marks.
     """
-    return not is_inside(token.decode(errors="replace")[-1:])
+    last = token.decode(errors="replace")[-1:]
+    return not is_inside(last) and last not in tuple(".,;!?")
 
 
 @lru_cache(maxsize=2**16)

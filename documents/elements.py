@@ -310,6 +310,9 @@ class Content:
         else:
             flows.end(event.markup)
 
+    def finish(self) -> None:
+        """Adds the events that wait for others, at the end of the text element."""
+
     def add_all(self, events: Sequence[Event]) -> None:
         """Adds all events of a text."""
         self.flows.tags = None
@@ -459,6 +462,7 @@ class XmlTexts(Document):
                 if string:
                     inside.add_all(string)
                     string.clear()
+                inside.finish()
             self._flows.end(self.outside(event))
             if event.kind == BEGIN:
                 if self.has_text(event):

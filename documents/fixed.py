@@ -42,7 +42,8 @@ def with_fixed(parts: list[Placed], texts: Sequence[Here]) -> list[Placed]:
     is_found = set(placed)
     for number, (text, its) in enumerate(cut):
         is_longer = its not in placed or len(text) > len(cut[placed[its]][0])
-        if its.is_fixed and its not in is_found and is_longer and _CORE.search(text):
+        is_there = _CORE.search(text) or text.strip() == its.text.strip()
+        if its.is_fixed and its not in is_found and is_longer and is_there:
             placed[its] = number
     result = list[Placed]()
     for number, (text, its) in enumerate(cut):

@@ -17,7 +17,7 @@ from string import punctuation
 from typing import Any
 
 from seq2seq_serve.documents.markup import Flows, escaped_xml, unescaped
-from seq2seq_serve.documents.page import FIXED, FORMATTING, INLINE
+from seq2seq_serve.documents.page import FIXED, FORMATTING, INLINE, READINGS, RUBY
 from seq2seq_serve.documents.segments import (
     LINE_BREAK,
     Document,
@@ -34,6 +34,7 @@ from seq2seq_serve.documents.values import imported
 _FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\n(?:(?!\1[ \t]*$)[^\n]*\n)*+\1[ \t]*$", re.MULTILINE)
 _MARK = re.compile(r"\[(?:[ xX]|![A-Z]+)\]\s*+")  # of a task, or of a kind of quotation
 _BAR = re.compile(r"\|")
+_NUM_AFTER = 2  # characters after a note that are looked at
 _SPACES = re.compile(" *+")
 _QUOTED = r"""("(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|\((?:[^()\\]|\\.)*+\))\s*+"""
 _TARGET = re.compile(rf"\(\s*+(?:<(?:[^<>\\]|\\.)*+>|[^\s<]\S*+)\s++{_QUOTED}\)", re.DOTALL)  # and title
@@ -72,7 +73,7 @@ class _Part:
 
     Attributes:
         kind: The rule of the parser that found it, or "code" and "markup" for what stays, or "tag" and
-            "end_tag" for HTML around a text.
+            "end_tag" for HTML around a text, or "source" for HTML that belongs to characters of the source.
         begin: Where it begins in the text.
         end: Where it ends.
         label_end: Where the text of a link or picture ends.
@@ -225,7 +226,7 @@ def _skip(pattern: re.Pattern[str], state: Any) -> bool:
 def _with_html(parts: Sequence[_Part], text: str) -> list[_Part]:
     """Returns the parts with tags of HTML around texts: pairs within one link and one style."""
     result, opened = [*parts], list[tuple[tuple[str, int], int]]()
-    num_opened, link, depth = Counter[tuple[str, int]](), -1, 0
+    num_opened, link, depth, reading = Counter[tuple[str, int]](), -1, 0, -1
     depths = list[int]()  # of styles of Markdown
     for number, part in enumerate(parts):
         depths.append(depth)
@@ -233,7 +234,15 @@ def _with_html(parts: Sequence[_Part], text: str) -> list[_Part]:
         if part.kind in ("emphasis", "strikethrough") and part.token:
             depth += part.token.nesting
         tag = _HTML.match(text, part.begin) if part.kind == "markup" else None
-        if tag is None or (name := tag[2].lower()) not in INLINE or text[part.end - 2] == "/":
+        name = tag[2].lower() if tag else ""
+        if name in READINGS or name in RUBY or name == "wbr":
+            result[number] = replace(part, kind="source")
+            if reading >= 0 and name != "wbr":
+                result[reading] = replace(result[reading], end=part.begin)
+                reading = -1
+            if tag and not tag[1] and name in READINGS:
+                reading = number
+        if tag is None or name not in INLINE or text[part.end - 2] == "/":
             continue
         key = name, link
         if not tag[1]:
@@ -257,6 +266,39 @@ def _with_html(parts: Sequence[_Part], text: str) -> list[_Part]:
     return result
 
 
+def _with_ends(parts: Sequence[_Part], text: str) -> list[_Part]:
+    """Returns the parts with marks that end a text in place of emphasis over several texts."""
+    result, opened, num_ends, num_inside = [*parts], list[tuple[int, int, int]](), 0, 0
+    breaks = {place for part in parts if _is_break(part, text) for place in (part.begin, part.end)}
+
+    for number, part in enumerate(parts):
+        num_ends += part.kind in ("image", "lines") or _is_break(part, text)
+        nesting = part.token.nesting if part.kind in ("emphasis", "strikethrough") else 0
+        if nesting == 1:
+            num_inside += 1
+            opened.append((number, num_ends, num_inside))
+        elif nesting == -1:
+            first, before, num_before = opened.pop()
+            if before < num_ends:
+                is_strong = part.token.tag == "strong"
+                begin, end = parts[first].begin - is_strong, part.end + is_strong
+                beside = (begin, text[begin - 1 : begin]), (end, text[end : end + 1])
+                # They stay marks beside white space, whatever text is on their other side.
+                is_apart = all(place in breaks or not character.strip() for place, character in beside)
+                kind = "lines" if is_apart and num_before == num_inside else "glued"
+                result[first] = replace(parts[first], kind=kind, begin=begin)
+                result[number] = replace(part, kind=kind, end=end)
+    return result
+
+
+def _is_break(part: _Part, text: str) -> bool:
+    """Whether a part is a line break, which is shown."""
+    if part.kind in ("newline", "escape"):
+        return bool(part.token.type == "hardbreak")
+    tag = _HTML.match(text, part.begin) if part.kind == "markup" else None
+    return tag is not None and tag[2].lower() == "br"
+
+
 class MarkdownDocument(Document):
     """Markdown: the text of a paragraph, heading or cell is a segment, and so is that of a picture."""
 
@@ -274,9 +316,14 @@ class MarkdownDocument(Document):
             if places := _places(block, lines, line, end):
                 _add_between(flows, text, end, places[0][1], titles)
                 adder = _Adder(flows, text, block, places)
-                adder.add(_with_html(parser.parts(block), block))
+                adder.add(_with_ends(_with_html(parser.parts(block), block), block))
                 end = adder.place_of(len(block))
-                yield flows.part()
+                flows.end()
+                part = flows.part()
+                if adder.glued:
+                    write = partial(_write_tags, adder.glued)
+                    part.segments = [replace(one, write=partial(write, one.write)) for one in part.segments]
+                yield part
         _add_between(flows, text, end, len(text), titles)
         yield flows.part()
 
@@ -313,6 +360,18 @@ def _with_title(flows: Flows, before: str, quoted: str, after: str, title: str) 
     if has_words(title) and not has_choice(title):
         flows.segments.append(Segment([(title, 0)], write))
     return tag
+
+
+def _write_tags(
+    glued: list[tuple[Tag, str]],
+    write: Callable[[Sequence[TextSpan]], None],
+    pieces: Sequence[TextSpan],
+) -> None:
+    """Replaces a text, and the marks beside words of its block if none of its texts was replaced before."""
+    while glued:
+        tag, instead = glued.pop()
+        tag.open = instead
+    write(pieces)
 
 
 def _without_front_matter(text: str) -> str:
@@ -377,11 +436,16 @@ def _places_of_titles(titles: Iterable[tuple[str, int]], lines: _Lines) -> Itera
 
 
 class _Adder:
-    """Adds the parts of a block to the texts of a document, which owns it."""
+    """Adds the parts of a block to the texts of a document, which owns it.
+
+    Attributes:
+        glued: Marks beside words that end texts, with the tags of HTML that a translation has instead.
+    """
 
     def __init__(self, flows: Flows, file: str, text: str, places: Sequence[tuple[int, int]]) -> None:
         self._flows, self._file, self._text = flows, file, text
         self._offsets, self._begins = zip(*places, strict=True)
+        self.glued: list[tuple[Tag, str]] = []
         self._place = 0
         self._written: list[str] = []  # of the text that is not added yet
         self._shown: list[str] = []
@@ -421,9 +485,11 @@ class _Adder:
             self._add_text(part.label_end)
             spaces = _SPACES.match(self._text, end)
             flows.end(self._titled(part, spaces.end() if spaces else end))
+        elif part.kind == "source":
+            flows.add_of_source(self._marked(end))
         elif part.kind == "code":
             shown = _TAG.sub("", self._text[part.begin : end]).strip("`<>[] ")
-            flows.add_fixed(self._marked(end), shown)
+            self._add_fixed(end, shown)
         elif part.kind in ("tag", "end_tag") and (tag := _HTML.match(self._text, part.begin)):
             name, markup = tag[2].lower(), self._marked(end)
             if part.kind == "end_tag":
@@ -431,22 +497,26 @@ class _Adder:
             else:
                 is_single = name not in FORMATTING or _ID.search(markup) is not None
                 flows.open(markup, name, is_single=is_single)
-        elif part.kind == "lines" or (part.kind == "markup" and end == len(self._text)):
+        elif part.kind == "lines" or _is_break(part, self._text):
+            flows.end(self._marked(end))
+        elif part.kind == "glued":
+            mark = Tag(self._marked(end), "")
+            self.glued.append((mark, f"<{'/' * (part.token.nesting < 0)}{part.token.tag}>"))
+            flows.end(mark)
+        elif part.kind == "markup" and end == len(self._text):
             flows.end(self._marked(end))
         elif part.kind == "markup":
             is_apart = not part.begin or self._text[part.begin - 1].isspace()
             spaces = _SPACES.match(self._text, end) if is_apart else None
             flows.add_markup(self._marked(spaces.end() if spaces else end))
-        elif part.kind == "newline" or (part.kind == "escape" and part.token.type == "hardbreak"):
-            if part.token.type == "hardbreak":
-                flows.end(self._marked(end))
-            else:
-                self._add_shown(end, " ")
+        elif part.kind == "newline":
+            self._add_shown(end, " ")
         elif part.kind in ("escape", "entity"):
             raw = self._text[part.begin : end]
             self._add_shown(end, unescaped(raw) if part.kind == "entity" else raw[raw[1:2] in punctuation :])
         elif part.token is not None and part.token.nesting == 1:
-            flows.open(self._marked(end), part.token.tag)
+            name = part.token.tag
+            flows.open(self._marked(end), name).instead = f"<{name}>", f"</{name}>"
         elif part.token is not None and part.token.nesting == -1:
             flows.close(self._marked(end), part.token.tag)
 
@@ -474,9 +544,17 @@ class _Adder:
     def _add_text(self, end: int) -> None:
         for number, part in enumerate(_FOOTNOTE.split(self._text[self._place : end])):
             if number % 2:
-                self._flows.add_fixed(self._marked(self._place + len(part)), part)
+                self._add_fixed(self._place + len(part), part)
             else:
                 self._add_shown(self._place + len(part), part)
+
+    def _add_fixed(self, end: int, shown: str) -> None:
+        """Adds code or the number of a footnote until a place of the text."""
+        markup = self._marked(end)
+        if _FOOTNOTE.fullmatch(markup):
+            self._flows.add_note(markup, self._text[end : end + _NUM_AFTER])
+        else:
+            self._flows.add_fixed(markup, shown)
 
     def _flush(self) -> None:
         if text := "".join(self._shown):

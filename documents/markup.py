@@ -17,7 +17,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from seq2seq_serve.documents.alignment import formatted
+from seq2seq_serve.documents.emphasis import with_tags
 from seq2seq_serve.documents.fixed import with_fixed
+from seq2seq_serve.documents.notes import END_MARKS, is_after_end
 from seq2seq_serve.documents.segments import WITH_TAGS, Part, Segment, TextSpan, has_choice, has_words
 from seq2seq_serve.documents.spans import (
     NO_TAG,
@@ -55,6 +57,12 @@ def _joined(parts: Sequence[Placed]) -> list[Placed]:
 
 _OPEN, _CLOSE, _TEXT = range(3)
 _Event = tuple[int, Tag, str, Here | None]  # what is written, with the tag, or the text and its place
+
+
+def _with_end_apart(text: str, here: Here) -> list[Placed]:
+    """Returns a part of a translation with the marks apart that it begins with, and end a sentence."""
+    marks = END_MARKS.match(text) if not here.is_fixed else None
+    return [(text[: marks.end()], here), (text[marks.end() :], here)] if marks else [(text, here)]
 
 
 @dataclass(slots=True)
@@ -119,10 +127,15 @@ class _Flow:
         runs = dict[tuple[Tag | None, frozenset[str]], Tag]()
         heres = [in_run(token, runs) for token in self.tokens if isinstance(token, Here)]
         texts = [here for here in heres if here.around is not None]
+        last = next((here for here in reversed(heres) if here.markup), None)
+        if last is not None and last.space:  # a note, which has the white space before it
+            pieces = [*pieces[:-1], (pieces[-1][0].rstrip(), pieces[-1][1])]
         parts = with_fixed([(text, texts[number]) for text, number in pieces if text], texts)
         parts = _joined(close_gaps(list(place_spaces(parts, self.begin, self.end))))
         if self.is_tight:
             parts = _joined(list(with_spaces_outside(parts, self.begin, self.end)))
+        if any(here.is_after_end for here in heres):
+            parts = [part for one in parts for part in _with_end_apart(*one) if part[0]]
         events = self._events(parts, max_length)
         if events is None:
             return None
@@ -161,9 +174,11 @@ class _Writer:
         self._begins: dict[Tag, int] = {}  # where each tag begins: the first or only time; -1 before the flow
         self._ends: dict[Tag, int] = {}  # where it ends: the last or only time
         self._written: list[str] = []
+        self._emphases: list[tuple[int, Tag, bool]] = []  # whose marks may not count: see `with_tags`
         self._after: dict[int, list[Here]] = {}  # what belongs to no text, by the event that comes before it
         self._waiting: dict[Tag, list[Here]] = {}  # the same, by the tag around it
         self._is_after_word = self._is_after_fixed = False  # the latter without a space of its own
+        self._gap = 0  # where this space stands among the written ones
         # The present run if it has a text, how many parts were written then, what begins a longer text in it
         self._last: tuple[Tag | None, int, tuple[str, ...]] = None, 0, ()
         longest = dict[Tag, float]()
@@ -199,15 +214,21 @@ class _Writer:
                 if tag.is_single and self._begins[tag] != number:
                     hidden.add(tag)
                 else:
-                    self._written.append(tag.open)
+                    self._write_tag(tag, is_open=True)
                     self._last = None, 0, ()
                 place = tag
             elif kind == _CLOSE:
                 if tag in hidden:
                     hidden.discard(tag)
                 else:
-                    self._written.append(self._flow.close(tag))
+                    self._write_tag(tag, is_open=False)
+                    self._leave_gap()
                 place = tag.around or NO_TAG
+            elif here is not None and any(mark.space is not None for mark in self._after.get(number, ())):
+                shown = text if here.is_fixed else text.rstrip() or text
+                self._write_text(shown, here)
+                self._write_marks(number, place)
+                self._written.append(text[len(shown) :])
             elif here is not None:
                 self._write_text(text, here)
             self._write_marks(number, place)
@@ -215,6 +236,7 @@ class _Writer:
             self._move(self._flow.end, mark.place)
             self._written.append(_written(mark))
             self._move(mark.place, self._flow.end)
+        with_tags(self._written, self._emphases)
         return "".join(self._written)
 
     def _write_text(self, text: str, here: Here) -> None:
@@ -222,13 +244,16 @@ class _Writer:
             if here.place.is_run:
                 text = f" {text}"
             else:
-                self._written += [self._plain[0], " ", self._plain[1]]
+                self._written[self._gap] = self._space
         self._is_after_fixed, self._is_after_word = False, not text[-1].isspace()
         around, escaped = here.around or ("", ""), self._flow.escape(text)
         if not here.markup and not here.place.is_run:
             around = self._plain
         run, num_written, begun = self._last
         if here.is_fixed:
+            last = next(filter(None, reversed(self._written)), "")
+            if here.markup.startswith("`") and last.endswith("`"):
+                self._written.append(" ")  # two codes of Markdown side by side would be one
             self._written.append(here.markup)
             return
         is_joined = run is here.place and num_written == len(self._written)
@@ -265,11 +290,12 @@ class _Writer:
             if kind != _OPEN:
                 break
             at_end[tag.around or NO_TAG] = number
-        around, place, begin = dict[Tag, Tag](), 0, -1
+        around, place, begin, latest = dict[Tag, Tag](), 0, -1, -1
         # For each tag the outermost one without a text that it is in, whose marks stay together
         outermost, places = dict[Tag, Tag | None](), dict[Tag, int]()
         for mark in marks:
             while place < len(numbers) and numbers[place] < mark.number:
+                latest = max(latest, last[numbers[place]])
                 place += 1
             inner, passed = mark.place, list[Tag]()
             while inner in lacking:
@@ -282,6 +308,11 @@ class _Writer:
             before = numbers[place - 1] if place else -1
             is_inside = before >= inner.first and place
             event = last[before] if is_inside else self._begins.get(inner, -1)
+            if mark.is_after_end is not None and is_inside and inner.first <= numbers[0]:
+                near = range(latest + 1, min(latest + _NEAR, len(self._events)))
+                after = next((number for number in near if self._events[number][2]), None)
+                is_end = mark.is_after_end and after and END_MARKS.fullmatch(self._events[after][2])
+                event = after if after and is_end else latest
             end = self._flow.end_number if inner.is_run else min(inner.end, self._flow.end_number)
             is_last = mark.number >= end  # a run may also have the texts of later ones
             if is_last and mark.begins is not False:
@@ -329,13 +360,25 @@ class _Writer:
         for mark in self._waiting.pop(place):
             is_spaced = mark.is_fixed and (mark.around is not None or self._is_between_spaces(mark))
             if is_spaced and self._is_after_word:
-                at = self._move(at, mark.place.around or NO_TAG if mark.place.is_run else mark.place)
-                self._written += [self._plain[0], " ", self._plain[1]]
-            at = self._move(at, mark.place)
+                outer = mark.place.around or NO_TAG if mark.place.is_run else mark.place
+                at = self._move(at, outer, self._space)
+            at = self._move(at, mark.place, mark.space or "")
             if mark.is_fixed:
                 self._is_after_word, self._is_after_fixed = True, is_spaced
             self._written.append(_written(mark))
         self._move(at, place)
+        self._leave_gap()
+
+    def _leave_gap(self) -> None:
+        """Leaves a place for a space where fixed text ends, before tags that begin."""
+        if self._is_after_fixed:
+            self._gap = len(self._written)
+            self._written.append("")
+
+    @property
+    def _space(self) -> str:
+        """A space beside a text, where there are runs in one of its own."""
+        return f"{self._plain[0]} {self._plain[1]}"
 
     def _is_between_spaces(self, mark: Here) -> bool:
         """Whether white space is on both sides of markup in the source."""
@@ -352,14 +395,26 @@ class _Writer:
                 return run.open + around[0], around[1] + self._flow.close(run)
         return "", ""
 
-    def _move(self, one: Tag, other: Tag) -> Tag:
-        """Writes the tags between two places, without those that had texts, and have none now."""
+    def _move(self, one: Tag, other: Tag, space: str = "") -> Tag:
+        """Writes a space and the tags between two places, without those that had texts, and have none now."""
         closing, opening = between(one, other)
-        self._written += [self._flow.close(tag) for tag in closing if tag.is_run or not tag.has_text]
-        self._written += [tag.open for tag in opening if tag.is_run or not tag.has_text]
+        is_before = any(tag.instead for tag in opening)
+        for tag in closing:
+            if tag.is_run or not tag.has_text:
+                self._write_tag(tag, is_open=False)
+        self._written += [space] * (is_before and bool(space))
+        for tag in opening:
+            if tag.is_run or not tag.has_text:
+                self._write_tag(tag, is_open=True)
+        self._written += [space] * (not is_before and bool(space))
         if opening:
             self._last = None, 0, ()
         return other
+
+    def _write_tag(self, tag: Tag, *, is_open: bool) -> None:
+        if tag.instead:
+            self._emphases.append((len(self._written), tag, is_open))
+        self._written.append(tag.open if is_open else self._flow.close(tag))
 
 
 @dataclass(slots=True, eq=False)
@@ -418,6 +473,7 @@ class Flows:
         self._closes: dict[Tag, str | Tag] = {}
         self._num_source = 0  # elements around the place that are written with the source only
         self._is_split = False  # whether the present flow begins within one
+        self._goes_on: tuple[Tag | None, int] = None, 0  # see `add_of_source`
         self.has_words = False
 
     @property
@@ -426,9 +482,10 @@ class Flows:
         return bool(self.segments) or len(self._parts) > _MOST_TOKENS
 
     @property
-    def last_character(self) -> str:
-        """The last character of the present flow; empty if it has none."""
-        return self._pieces[-1][0][-1:] if self._pieces else ""
+    def last_characters(self) -> str:
+        """The last characters of the present flow; empty if it has only white space."""
+        text = self._pieces[-1][0][-4:] if self._pieces else ""
+        return "" if len(self._pieces) == 1 and self._pieces[0][0].isspace() else text
 
     def part(self, changed: Callable[[str], str] = str) -> Part:
         """Returns a part of what has ended after the last part.
@@ -442,7 +499,8 @@ class Flows:
 
     def add_text(self, markup: str, text: str, around: tuple[str, str] = ("", "")) -> None:
         """Adds a text, and what is written around its translations."""
-        self._add(Here(markup, self._place, around, text, number=self._num_texts))
+        here = Here(markup, self._place, around, text, number=self._num_texts)
+        self._add(here, goes_on=self._goes_on == (self._place, len(self._tokens)))
         self.has_words = self.has_words or has_words(text)
         if self._names and not text.isspace():
             self._place.has_text = True
@@ -478,6 +536,31 @@ class Flows:
         self._tokens.append(markup)
         self._num_source += change
 
+    def add_of_source(self, markup: str) -> None:
+        """Adds markup that belongs to characters of the source, such as their reading.
+
+        It is written with the source only. The text goes on after it with the same formatting.
+        """
+        last = self._tokens[-1] if self._tokens else None
+        place = self._goes_on[0] if self._goes_on[1] == len(self._tokens) else None
+        if isinstance(last, Here):
+            place = last.place if last.around is not None and not last.is_fixed else None
+        self.add_source(markup)
+        self._goes_on = place, len(self._tokens)
+
+    def add_note(self, markup: str, after: str) -> Here:
+        """Adds the number of a note, which is not sent, and stays beside the text before it.
+
+        Args:
+            markup: The markup.
+            after: The text that follows.
+        """
+        last = self._pieces[-1][0][-1:] if self._pieces else ""
+        here = Here(markup, self._place, number=self._num_texts, space=last if last.isspace() else "")
+        here.is_after_end = is_after_end(self.last_characters, after)
+        self._tokens.append(here)
+        return here
+
     def inner(self) -> Flows:
         """Returns what cuts markup inside of the present flow, with texts of its own."""
         return Flows(self._escape, is_tight=self._how[0], is_ordered=self._how[1])
@@ -485,10 +568,26 @@ class Flows:
     def add_inner(self, inner: Flows) -> None:
         """Adds the markup that was cut."""
         inner.end()
-        part = inner.part()
-        self.segments += part.segments
-        place, number = self._place, self._num_texts
-        self._tokens.append(_Box("", place, is_fixed=True, number=number, written=part.written))
+        self.add_parts([inner.part()])
+
+    def add_parts(self, parts: Sequence[Part], *, is_spaced: bool = False) -> None:
+        """Adds markup with texts of its own that stands within a sentence.
+
+        Args:
+            parts: The parts of the markup.
+            is_spaced: Whether it always stands between spaces.
+        """
+        self.segments += [segment for part in parts for segment in part.segments]
+
+        def written() -> str:
+            return "".join(part.written() for part in parts)
+
+        box = _Box("", self._place, is_fixed=True, number=self._num_texts, written=written)
+        if is_spaced:
+            box.around = "", ""
+            self._add(box)
+        else:
+            self._tokens.append(box)
 
     def open(self, markup: str, name: str, *, is_single: bool = False, is_run: bool = False) -> Tag:
         """Adds a tag that formats the texts inside; one that is single is never written twice."""
@@ -514,7 +613,9 @@ class Flows:
         if not self._num_open[name]:
             self.add_markup(_written(markup))
             return
-        if not self._place.has_text and not (self._place.is_run and self._num_texts > self._place.first):
+        place = self._place
+        is_empty = not place.has_text and not place.instead
+        if is_empty and not (place.is_run and self._num_texts > place.first):
             self.add_markup("")  # for an element without a text, which stays
         while (innermost := self._names.pop()) != name:
             self._num_open[innermost] -= 1
@@ -549,12 +650,13 @@ class Flows:
             self._kept.clear()
             self._closes.clear()
         self.has_words, self._num_before = False, self._num_texts
-        self._is_split = self._num_source > 0
+        self._is_split, self._goes_on = self._num_source > 0, (None, 0)
         self._begin = self._place
         self._parts.append(markup)
 
-    def _add(self, here: Here) -> None:
-        self._pieces.append((here.text, len(self._pieces)))
+    def _add(self, here: Here, *, goes_on: bool = False) -> None:
+        number = self._pieces[-1][1] if goes_on else len(self._pieces)
+        self._pieces.append((here.text, number))
         self._tokens.append(here)
         self._num_texts += 1
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from html import escape
+from itertools import islice
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import unquote
@@ -19,6 +21,9 @@ from urllib.parse import unquote
 from seq2seq_serve.documents.archive import Archive
 from seq2seq_serve.documents.elements import (
     BEGIN,
+    END,
+    OTHER,
+    TEXT,
     Content,
     Event,
     Names,
@@ -27,6 +32,9 @@ from seq2seq_serve.documents.elements import (
     description,
     named,
 )
+from seq2seq_serve.documents.markup import Flows
+from seq2seq_serve.documents.notes import MAX_CHARACTERS, MAX_TAGS, WORD, is_note, stays
+from seq2seq_serve.documents.page import READINGS, RUBY
 from seq2seq_serve.documents.segments import Document, Part, TextSpan, wrong_file
 from seq2seq_serve.documents.spans import Tag
 from seq2seq_serve.protos.languages import is_other_language
@@ -314,21 +322,107 @@ class OpenDocument(Archive):
 
 _SVG, _MATH = "http://www.w3.org/2000/svg svg", "http://www.w3.org/1998/Math/MathML math"
 _PICTURES = frozenset([f"{_XHTML}img", _SVG, _MATH])
+_EMBEDDED = named(_XHTML, "audio canvas embed iframe input object video")
+_RUBY = f"{_XHTML}ruby"
+_EPUB_TYPE = "http://www.idpf.org/2007/ops type"
+_NUM_TAGS_AFTER = 4  # between a number and the text of which it may be a part
+_READINGS, _OF_SOURCE = (frozenset(_XHTML + name for name in names) for names in (READINGS, RUBY | {"wbr"}))
 
 
 class _PageContent(Content):
     """Pictures and formulas stay within a sentence after a word and a space, as in HTML, and end others.
 
-    Elements in another language than that of the texts stay, too.
+    Elements in another language than that of the texts stay, too. Readings belong to the source, as in HTML.
     """
 
+    def __init__(self, flows: Flows, names: Names) -> None:
+        super().__init__(flows, names)
+        self._ahead: deque[tuple[Event, str]] = deque()  # begins with what may be the number of a note
+        self._is_ruby = False  # whether the place is in an element of ruby
+        self._num_readings = 0  # around the place, within an element that stays
+
+    def add(self, event: Event, name: str) -> None:
+        self._ahead.append((event, name))
+        self._add_ahead()
+
+    def finish(self) -> None:
+        self._add_ahead(is_over=True)
+
+    def _add_ahead(self, *, is_over: bool = False) -> None:
+        """Adds events, of which those wait whose element may be a number; `is_over`: all of them."""
+        while self._ahead:
+            size = 0 if self._depth else self._size_of_number()
+            after = self._text_after(size) if size else ""
+            if (size is None or after is None) and not is_over:
+                return
+            events = [event for event, _ in islice(self._ahead, size or 0)]
+            if events and self._add_number(events, after or ""):
+                for _ in events:
+                    self._ahead.popleft()
+            else:
+                self._add_now(*self._ahead.popleft())
+
+    def _add_number(self, events: Sequence[Event], after: str) -> bool:
+        """Adds events that are a note or another element without letters; returns whether they are one."""
+        markup, text = ("".join(parts) for parts in zip(*((e.markup, e.text) for e in events), strict=True))
+        begins = [(event.local, event.attributes) for event in events if event.kind == BEGIN]
+        elements = [
+            (name, its.get("href", ""), f"{its.get('role', '')} {its.get(_EPUB_TYPE, '')}")
+            for name, its in begins
+        ]
+        before = self.flows.last_characters
+        if is_note(elements, text, before, after):
+            self.flows.add_note(markup, after)
+        elif len(begins) > 1 or not stays(text, before, after):
+            return False
+        else:
+            self.flows.add_fixed(markup, text)
+        return True
+
+    def _size_of_number(self) -> int | None:
+        """Returns how many events are an element without words, 0 if they are not; None if more must come."""
+        depth, text = 0, ""
+        for number, (event, name) in enumerate(self._ahead, 1):
+            if event.kind == TEXT and depth:
+                text += event.text
+            elif name not in self._names.around:
+                return 0
+            if len(text) > MAX_CHARACTERS or number > 2 * MAX_TAGS or WORD.search(text):
+                return 0
+            depth += (event.kind == BEGIN) - (event.kind == END)
+            if depth <= 0:
+                return number * (depth == 0 and event.kind == END and number > 1)
+        return None
+
+    def _text_after(self, place: int) -> str | None:
+        """Returns the text after some events and few tags; None if more must come."""
+        events = [event for event, _ in islice(self._ahead, place, place + _NUM_TAGS_AFTER + 1)]
+        text = next((event.text for event in events if event.kind == TEXT), "")
+        return text if text or len(events) > _NUM_TAGS_AFTER else None
+
+    def _add_now(self, event: Event, name: str) -> None:
+        if self._depth and event.kind != OTHER:
+            change = (name in _READINGS) * ((event.kind == BEGIN) - (event.kind == END))
+            self._num_readings = max(self._num_readings + change, 0)
+            event.text = "" if self._num_readings else event.text
+        is_space = event.kind == TEXT and self._is_ruby and event.text.isspace()
+        if self._depth or not (name in _OF_SOURCE or is_space) or self._kept_by(event, name):
+            super().add(event, name)
+            return
+        self.flows.add_of_source(event.markup)
+        if name == _RUBY:
+            self._is_ruby = event.kind == BEGIN
+
     def _kept_by(self, event: Event, name: str) -> Callable[[str], object] | None:
+        if name in _READINGS:
+            return self.flows.add_of_source
         tag = event.attributes.get("lang") or event.attributes.get(_LANGUAGE, "")
         if is_other_language(tag, self.source_language):
             return self._add_fixed if name in self._names.around else self.flows.end
-        if name not in _PICTURES:
+        is_within = self.flows.has_words and self.flows.last_characters[-1:].isspace()
+        if name not in _PICTURES and not (is_within and name in _EMBEDDED):
             return super()._kept_by(event, name)
-        if not (self.flows.has_words and self.flows.last_character.isspace()):
+        if not is_within:
             return self.flows.end
         return self._add_fixed if name == _MATH else self._add_picture
 
@@ -349,7 +443,7 @@ class BookPage(_Part):
         ),
         single=named(_XHTML, "a abbr acronym data label q time"),
         fixed=named(_XHTML, "code kbd"),
-        left_out=named(_XHTML, "pre script style svg template textarea rt rp"),
+        left_out=named(_XHTML, "pre script style svg template textarea"),
     )
     languages = tuple(
         re.compile(rf"""(<html\b[^<>]*?\s{name}=["'])[^"']*""") for name in ("lang", "xml:lang")

@@ -13,8 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from seq2seq_serve.documents.markup import Flows, unescaped
+from seq2seq_serve.documents.notes import MAX_CHARACTERS, MAX_TAGS, WORD, is_note, stays
 from seq2seq_serve.documents.segments import LETTER, Document, Part, Segment, TextSpan, wrong_file
-from seq2seq_serve.documents.spans import Tag
+from seq2seq_serve.documents.spans import Here, Tag
 from seq2seq_serve.protos.languages import is_other_language
 
 # What does not end goes on to the end of the file.
@@ -47,10 +48,29 @@ b bdi bdo big cite del dfn em font i ins mark s samp small span strike strong su
 """
 FORMATTING = frozenset(_FORMATTING_NAMES.split())
 FIXED = frozenset(["code", "kbd"])
-_OTHERS = frozenset(["a", "abbr", "acronym", "data", "label", "q", "rp", "rt", "ruby", "time"])
-INLINE = FORMATTING | FIXED | _OTHERS
+READINGS, RUBY = frozenset(["rp", "rt", "rtc"]), frozenset(["rb", "ruby"])  # of characters of the source
+INLINE = FORMATTING | FIXED | {"a", "abbr", "acronym", "data", "label", "q", "time"}
+_WITHIN = INLINE | READINGS | RUBY | {"wbr"}
 _DRAWN = frozenset(["math", "svg"])  # formulas and pictures, which stand within a sentence
-_LEFT_OUT = _DRAWN | {"noscript", "pre", "script", "style", "template", "textarea"}
+_LEFT_OUT = _DRAWN | {"pre", "script", "style", "template", "textarea"}
+# These stand within a sentence that goes on after them, with texts of their own.
+_EMBEDDED = {
+    name: re.compile(rf"</{name}\s*+>", re.IGNORECASE | re.ASCII)
+    for name in (
+        "audio",
+        "button",
+        "canvas",
+        "iframe",
+        "meter",
+        "object",
+        "picture",
+        "progress",
+        "select",
+        "video",
+    )
+} | dict.fromkeys(("embed", "input"), re.compile(""))
+_EMBEDDED_CHARACTERS = 4000  # of one of them
+_GOES_ON = re.compile(r"\s*+[^<\s]")
 _VOID = frozenset(
     ["area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"]
 )
@@ -60,15 +80,22 @@ _ENDS = {
 }
 _SHOWN = frozenset(["alt", "aria-label", "placeholder", "title"])
 _NAMES, _LANGUAGES = ("name", "property"), ("lang", "xml:lang")
-_ATTRIBUTES = _SHOWN | {"class", "content", "id", "translate", "type", "value", *_NAMES, *_LANGUAGES}
-_DESCRIPTIONS = frozenset(["description", "og:description", "og:title"])
+_ATTRIBUTES = (
+    _SHOWN
+    | {"class", "content", "epub:type", "href", "id", "role", "translate", "type", "value"}
+    | {*_NAMES, *_LANGUAGES}
+)
+_DESCRIPTIONS = frozenset(
+    ["description", "og:description", "og:title", "twitter:description", "twitter:title"]
+)
 _BUTTONS = frozenset(["button", "reset", "submit"])
 
 
 class HtmlDocument(Document):
     """HTML: the text between two blocks or line breaks is a segment, and so are some attributes.
 
-    A picture or formula belongs to a sentence that has a word and a space before it, and ends others.
+    A picture or formula belongs to a sentence that has a word and a space before it, and ends others. So does
+    an embedded element, such as a field, if a text follows.
 
     Its encoding is the given one, or the one that its content says.
     """
@@ -86,7 +113,9 @@ class HtmlDocument(Document):
         self._num_inside = Counter[str]()
         self._fixed: list[str] = []  # its markup, if it stands within a sentence
         self._fixed_texts: list[str] = []
+        self._is_embedded = False  # whether the text is that of an element within a sentence
         self._is_apart = False  # whether white space is before the tag
+        self._reading = ""  # the element of ruby around the place: "ruby", or that of a reading
 
     def parts(self) -> Iterator[Part]:
         text, place = self._text, 0
@@ -100,11 +129,14 @@ class HtmlDocument(Document):
                 self._fixed.append(found[0])
             elif not name:
                 self._flows.add_markup(found[0])
+            elif self._is_of_source(found[0], name, is_end=bool(found[1])) and not self._left_out:
+                self._flows.add_of_source(found[0])
             elif found[1]:
                 self._end(found[0], name)
             else:
                 self._is_apart = text[found.start() - 1 : found.start()].isspace()
-                if after := self._add_without_letters(found[0], name, place):
+                after = 0 if self._left_out else self._add_note(found) or self._add_embedded(found, name)
+                if after := after or self._add_without_letters(found[0], name, place):
                     place = after
                     continue
                 self._start(found[0], name)
@@ -132,13 +164,76 @@ class HtmlDocument(Document):
         return written()
 
     def _add_text(self, text: str) -> None:
+        is_shown = self._reading not in READINGS and not (self._reading and text.isspace())
         if self._fixed:
             self._fixed.append(text)
-            self._fixed_texts.append(text)
+            self._fixed_texts.append(text if is_shown else "")
         elif self._left_out:
             self._flows.end(text)
+        elif text and not is_shown:
+            self._flows.add_of_source(text)
         elif text:
             self._flows.add_text(text, unescaped(text))
+
+    def _is_of_source(self, markup: str, name: str, *, is_end: bool) -> bool:
+        """Whether a tag belongs to characters of the source: of a reading, or where a word may be broken."""
+        if name in RUBY or (name in READINGS and self._reading):
+            is_over = is_end and name == "ruby"
+            self._reading = "" if is_over else "ruby" if is_end or name in RUBY else name
+            return is_end or name in READINGS or not self._is_kept(name, _values(markup, len(name) + 1))
+        if name not in INLINE and name != "wbr":
+            self._reading = ""
+        return name == "wbr" or self._reading in READINGS
+
+    def _add_note(self, tag: re.Match[str]) -> int:
+        """Adds the number of a note; returns the place after it, and 0 if the element is not one."""
+        found, opened, parts, shown = list[tuple[str, re.Match[str]]](), list[str](), list[str](), ""
+        while len(found) < MAX_TAGS:
+            name, end = (tag[2] or "").lower(), tag.end()
+            if name not in INLINE or name in FIXED or (tag[1] and opened.pop() != name):
+                return 0
+            found.append((name, tag))
+            parts.append(tag[0])
+            if not tag[1]:
+                opened.append(name)
+            if not opened:
+                break
+            begin, end = end, self._text.find("<", end, end + MAX_CHARACTERS + 1)
+            parts.append(self._text[begin:end])
+            text = unescaped(parts[-1])
+            shown += text
+            inside = None if end < 0 or WORD.search(text) else _MARKUP.match(self._text, end)
+            if inside is None:
+                return 0
+            tag = inside
+        values = [(name, _values(tag[0], len(name) + 1) if not tag[1] else {}) for name, tag in found]
+        elements = [
+            (name, *(_value(its[by]) if by in its else "" for by in ("href", "role", "epub:type")))
+            for name, its in values
+        ]
+        notes = [(name, target, f"{role} {kind}") for name, target, role, kind in elements]
+        after = self._text[end : end + 1].strip("<")
+        if opened or not is_note(notes, shown, self._flows.last_characters, after):
+            return 0
+        note = self._flows.add_note("".join(parts), after)
+        for number, (name, its) in enumerate(values):
+            self._add_attributes(
+                parts[2 * number], partial(_replace_part, note, parts, 2 * number), name, its
+            )
+        return end
+
+    def _add_embedded(self, tag: re.Match[str], name: str) -> int:
+        """Adds an element with texts of its own within a sentence; returns the place after it, or 0."""
+        if name not in _EMBEDDED or self._is_embedded or not self._is_within:
+            return 0
+        end = _EMBEDDED[name].search(self._text, tag.end(), tag.end() + _EMBEDDED_CHARACTERS)
+        if end is None or not _GOES_ON.match(self._text, end.end()):
+            return 0
+        inner = HtmlDocument(b"", Path(), "utf-8")
+        inner._text, inner._is_embedded = self._text[tag.start() : end.end()], True
+        inner.source_language = self.source_language
+        self._flows.add_parts(list(inner.parts()), is_spaced=True)
+        return end.end()
 
     def _add_without_letters(self, markup: str, name: str, place: int) -> int:
         """Keeps an element without letters within a sentence, such as a number.
@@ -150,16 +245,9 @@ class HtmlDocument(Document):
             return 0
         text, end = unescaped(inside[1]), inside.end(2)
         end = self._text.index(">", end) + 1
-        if name == "rp":  # is not shown
-            self._flows.add_markup(self._text[place - len(markup) : end])
-            return end
         after = self._text[inside.end() : inside.end() + 1]
-        if not text.strip() or LETTER.search(text) or _values(markup, len(name) + 1).keys() & _SHOWN:
-            return 0
-        is_part = (text[0].isalnum() and self._flows.last_character.isalnum()) or (
-            text[-1].isalnum() and after.isalnum()
-        )
-        if is_part:
+        is_shown = _values(markup, len(name) + 1).keys() & _SHOWN
+        if is_shown or not stays(text, self._flows.last_characters, after):
             return 0
         self._flows.add_fixed(self._text[place - len(markup) : end], text)
         return end
@@ -169,7 +257,7 @@ class HtmlDocument(Document):
         is_empty = name in _VOID or markup.endswith("/>")
         values = {} if self._left_out else _values(markup, len(name) + 1)
         if self._left_out or name in _LEFT_OUT or name in FIXED or self._is_kept(name, values):
-            is_inline = name in INLINE or (name in _DRAWN and self._is_within)
+            is_inline = name in _WITHIN or (name in _DRAWN and self._is_within)
             if not is_inline and self._left_out not in _DRAWN:
                 self._break_fixed()
             if self._fixed or (is_inline and not is_empty and not self._left_out):
@@ -277,7 +365,9 @@ def _is_untranslated(values: Mapping[str, re.Match[str]]) -> bool:
 def _is_shown(attribute: str, name: str, values: Mapping[str, re.Match[str]]) -> bool:
     """Whether readers of a page, or of search results, see an attribute of an element."""
     if attribute == "content":
-        return name == "meta" and any(_value(values[by]) in _DESCRIPTIONS for by in _NAMES if by in values)
+        return name == "meta" and any(
+            _value(values[by]).lower() in _DESCRIPTIONS for by in _NAMES if by in values
+        )
     if attribute == "value":
         return name == "input" and "type" in values and _value(values["type"]).lower() in _BUTTONS
     return attribute in _SHOWN
@@ -289,6 +379,12 @@ def _write_attribute(
     """Replaces a part of a tag, the value of an attribute."""
     parts[place] = '"' + html.escape("".join(text for text, _ in pieces)) + '"'
     replace("".join(parts))
+
+
+def _replace_part(note: Here, parts: list[str], place: int, part: str) -> None:
+    """Replaces a part of the markup of a note."""
+    parts[place] = part
+    note.markup = "".join(parts)
 
 
 def _value(attribute: re.Match[str]) -> str:

@@ -28,6 +28,7 @@ class Tag:
         first: The number of texts before it in the document.
         end: The number of texts before its end.
         has_text: Whether there are texts inside of it that are translated.
+        instead: What is written where its marks would not count, as those of Markdown within a word.
     """
 
     open: str
@@ -39,6 +40,7 @@ class Tag:
     first: int = 0
     end: float = float("inf")
     has_text: bool = False
+    instead: tuple[str, str] | tuple[()] = ()
 
 
 NO_TAG = Tag("", "")
@@ -71,6 +73,8 @@ class Here:
         is_fixed: Whether it is written as it is, whatever its translation.
         number: The number of texts before it.
         begins: Whether it is markup where a range of texts begins or ends; None for other markup.
+        space: White space before the number of a note, which stands after a word; None for other markup.
+        is_after_end: Whether it is a note after the end of a sentence, or before its mark; None if neither.
     """
 
     markup: str
@@ -80,6 +84,8 @@ class Here:
     is_fixed: bool = False
     number: int = 0
     begins: bool | None = None
+    space: str | None = None
+    is_after_end: bool | None = None
 
 
 Placed = tuple[str, Here]  # a part of a translation, and the text whose place and formatting it has

@@ -112,7 +112,7 @@ class Tags:
                     flows.add_fixed("".join(parts[place - 1 : place + 2]), text)
                     place += 2
                     continue
-            if name == _PICTURE and flows.has_words and flows.last_character.isspace():
+            if name == _PICTURE and flows.has_words and flows.last_characters[-1:].isspace():
                 flows.add_fixed(part, "")
             elif name in _BLOCKS or name in _WITHOUT_END or name == _PICTURE:
                 flows.end(part)

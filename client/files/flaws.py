@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from seq2seq_serve.bundle.placeholders import is_kept, is_placeholder
 from seq2seq_serve.client.output import length_advice, one_line
 from seq2seq_serve.client.rpcs import Translated
+from seq2seq_serve.documents.segments import with_tags
 from seq2seq_serve.protos.seq2seq_v1_pb2 import FINISH_REASON_LENGTH, GenerateOptions, GenerateResponse
 
 _SHOWN_TERMS = 10  # that targets lack, and placeholders that are not as in their sources
@@ -52,6 +53,8 @@ class Flaws:
             result: The target.
             keeps_placeholders: Whether it has to have those of its source.
         """
+        if isinstance(result.source, str) and not _has_alignment(result.answer):
+            result = replace(result, source=with_tags(result.source))
         self.add_limits(file, number, result.answer)
         best = result.answer.hypotheses[:1] if keeps_placeholders else ()
         for one in best:
@@ -103,3 +106,9 @@ class Flaws:
 
     def _texts(self) -> tuple[_Texts, ...]:
         return self._at_limit, self._incomplete, self._changed, self._truncated
+
+
+def _has_alignment(answer: GenerateResponse) -> bool:
+    """Whether an answer says which words belong together, so that its text was sent without tags."""
+    parts = answer.sentences or [answer]
+    return any(one.HasField("word_alignment") for part in parts for one in part.hypotheses)

@@ -44,11 +44,11 @@ def test_the_first_byte_of_a_letter_continues_a_word():
         assert not begins_inside(part)
 
 
-def test_a_word_stands_directly_after_all_but_letters_and_digits():
-    for token in ("en ", "(", "", '"', "a-", "„", "模", "<b>", ".", ":", "l’", "¿", "$", "}", "_", "**"):
+def test_a_word_stands_directly_after_all_but_letters_digits_and_ends_of_clauses():
+    for token in ("en ", "(", "", '"', "a-", "„", "模", "<b>", "。", ":", "l’", "¿", "$", "}", "_", "**"):
         assert opens(token.encode())
     assert opens("“".encode()[2:])  # a part of a character
-    for token in (" Maschine", "é", "e\u0301", "7"):
+    for token in (" Maschine", "é", "e\u0301", "7", "a.", ",", ";", "!", "?"):
         assert not opens(token.encode())
         assert not admits_placeholder(token.encode())
 

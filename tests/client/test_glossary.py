@@ -8,10 +8,12 @@ import pytest
 
 from seq2seq_serve.bundle.names import SOURCE_IDS
 from seq2seq_serve.client import GenerateOptions, read_glossary
+from seq2seq_serve.client.files.flaws import Flaws
 from seq2seq_serve.client.files.plan import settings_of
+from seq2seq_serve.client.rpcs import Translated
 from seq2seq_serve.client.translate import _Server
 from seq2seq_serve.documents.segments import FormattedText, kind_of, options_by_kind, software_text
-from seq2seq_serve.protos.seq2seq_v1_pb2 import Model
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse, Hypothesis, Model, WordAlignment
 
 TERMS = "# terms\ncat\tKatze\nblack dog\tHund\n"
 TBX = """<tbx><text><body><conceptEntry>
@@ -196,3 +198,17 @@ def test_a_text_is_sent_with_its_tags_where_no_alignment_places_them():
 
     assert sent(has_attention=True) == ("a b", True)
     assert sent(has_attention=False) == ("<b>a</b> b", False)
+
+
+@pytest.mark.parametrize(
+    ("target", "is_aligned", "num_warnings"),
+    [("c d", True, 0), ("<b>c</b> d", False, 0), ("c d", False, 1), ("<b>c</b> d", True, 1)],
+)
+def test_the_placeholders_of_a_target_are_compared_with_those_that_were_sent(
+    target, is_aligned, num_warnings
+):
+    text = software_text(FormattedText("a b"), "<b>a</b> b")
+    one = Hypothesis(text=target, word_alignment=WordAlignment() if is_aligned else None)
+    flaws = Flaws()
+    flaws.add("a.po", 1, Translated(text, GenerateResponse(hypotheses=[one])), keeps_placeholders=True)
+    assert len(list(flaws.warnings(GenerateOptions()))) == num_warnings

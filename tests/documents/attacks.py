@@ -175,6 +175,12 @@ ATTACKS = {
     "many attributes": _repeated(".html", "a=x ", "<p ", ">x"),
     "ends of other tags": _repeated(".html", "</i>", "<b>" * 2_000 + "x"),
     "a paragraph of many tags": _repeated(".html", "x <b>y</b> "),
+    "notes of a page": _repeated(".html", "x.<sup><a href=#n>[1]</a></sup> "),
+    "fields within a sentence": _repeated(".html", "x <select><option>x y</select> "),
+    "objects that do not end": _repeated(".html", "x <object> "),
+    "notes that do not end": _repeated(".html", "<sup>1<a href=#n>", "x"),
+    "notes between tags": _repeated(".html", "x <b><sup>1</sup><sup>2</sup> ", "x "),
+    "readings that do not end": _repeated(".html", "<ruby>x<rt>", "x "),
     "a number in a page": _repeated(".html", "1", "x &#", ";"),
     "a charset that decodes slowly": _repeated(".html", "x", "<meta charset=punycode>"),
     "a billion plural forms": Attack(
@@ -309,6 +315,10 @@ ATTACKS = {
     "links in links": _repeated(".md", "[a]("),
     "quotations in quotations": _repeated(".md", "> "),
     "emphasis of two kinds": _repeated(".md", "*_"),
+    "emphases in emphases": _nested(".md", "*x ", " x*", "x "),
+    "emphases over line breaks": _repeated(".md", "**x<br>*y<br>z*** ", "x "),
+    "footnotes of Markdown": _repeated(".md", "x.[^1] **y**[^2] ", "x "),
+    "readings that do not end in Markdown": _repeated(".md", "<ruby>x<rt>", "x "),
     "code that does not end": _repeated(".md", "`a``b```"),
     "cells of a table": _repeated(".md", "|"),
     "half a front matter": _repeated(".md", "---\na\n"),
@@ -361,6 +371,13 @@ ATTACKS = {
     "pictures within a sentence of a page": Attack(
         ".epub", lambda size: _book("", "x <img/> " * (size // 9))
     ),
+    "notes of a book": Attack(
+        ".epub", lambda size: _book("", "x.<sup><a href='#n'>[1]</a></sup> " * (size // 32))
+    ),
+    "elements without letters in elements": Attack(
+        ".epub", lambda size: _book("", "<a href='#n'>1" * (size // 18) + "</a>" * (size // 18))
+    ),
+    "readings of a book": Attack(".epub", lambda size: _book("", "<ruby>x <rt>y</rt></ruby>" * (size // 26))),
     "pictures and code within a sentence": Attack(
         ".epub", lambda size: _book("", "x <code>1</code> <img/> " * (size // 24))
     ),

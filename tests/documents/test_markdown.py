@@ -7,6 +7,8 @@ from pathlib import Path
 import markdown
 import markdown_it
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from seq2seq_serve.documents.markdown import MarkdownDocument
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse, Hypothesis
@@ -177,6 +179,104 @@ def test_code_and_styles_stand_apart_from_the_words_beside_them(content, expecte
 )
 def test_code_of_programs_that_read_more_than_commonmark_stays(content, expected):
     assert translated("a.md", content, capitals)[1] == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "text", "answer", "expected"),
+    [
+        (
+            "누나는 오늘 건강합니다.[^1] 나는 학생이다.",
+            "누나는 오늘 건강합니다. 나는 학생이다.",
+            ("My older sister is healthy today. I am a student.", "0 0 0 2 2 1 3 4 4 4"),
+            "My older sister is healthy today.[^1] I am a student.",
+        ),
+        (
+            "우리는 **정원에서** 음악을 듣고 있다.[^1]",
+            "우리는 정원에서 음악을 듣고 있다.",
+            ("We are listening to music in the garden.", "0 4 3 3 2 1 1 1"),
+            "We are listening to music **in the garden**.[^1]",
+        ),
+        (
+            "우리는 [정원에서](http://x.y) 음악을 듣고 있다[^1].",
+            "우리는 정원에서 음악을 듣고 있다.",
+            ("We are listening to music in the garden.", "0 4 3 3 2 1 1 1"),
+            "We are listening to music [in the garden](http://x.y)[^1].",
+        ),
+        (
+            "[^n] One two. [^1] [^2] Three.\n\n[^1]: word",
+            "One two. Three.",
+            ("Two one. Three.", "1 0 2"),
+            "[^n] Two one. [^1] [^2] Three.\n\n[^1]: word",
+        ),
+    ],
+)
+def test_a_footnote_stays_where_its_sentence_ends(content, text, answer, expected):
+    """The end of a sentence before it was not seen, and the next sentence was lost."""
+    assert translated("a.md", content, aligned(*answer)) == ([text], expected)
+
+
+@pytest.mark.parametrize("tag", ["<br>", "<BR />"])
+def test_the_tag_of_a_line_break_is_one(tag):
+    content = f"| a |\n|---|\n| c *d*{tag}e f{tag}**g h{tag}i j** k |\n"
+    expected = f"| A |\n|---|\n| *D* C{tag}F E{tag}**H G{tag}J I** K |\n"
+    texts, written = translated("a.md", content, backwards)
+    assert texts == ["a", "c d", "e f", "g h", "i j", "k"]
+    assert written == expected
+
+
+_MARKS = "*", "**", "_", "__", "~~"
+_WORDS = "v", "v,", "(v", "v.", "“v”", "v€", "v-v", "花", "v_v"
+
+
+@st.composite
+def _paragraphs(draw, others):
+    """Words in random emphases and links, and a random target with the alignment of its words."""
+
+    def content(depth):
+        parts = []
+        for _ in range(draw(st.integers(1, 3))):
+            kind = draw(st.sampled_from(["word", "emphasis", "link", "other"]))
+            inside = content(depth + 1) if depth < 2 and kind in ("emphasis", "link") else "w"
+            mark = draw(st.sampled_from(_MARKS))
+            other = draw(st.sampled_from(others)) if kind == "other" else "w"
+            parts.append({"emphasis": f"{mark}{inside}{mark}", "link": f"[{inside}](u)"}.get(kind, other))
+        return draw(st.sampled_from([" ", " ", "", ", "])).join(parts)
+
+    targets = draw(st.lists(st.sampled_from(_WORDS), min_size=1, max_size=6))
+    links = [draw(st.integers(0, 9)) for _ in targets]
+    return "w " + content(0), draw(st.sampled_from([" ", "|", ""])).join(targets), links
+
+
+def _translated_and_shown(case):
+    """The translation as it is shown, and that of the same page of HTML."""
+    source, target, links = case
+
+    def translate(text):
+        num_words = len(text.split())
+        return aligned(target, " ".join(str(link % num_words) for link in links))(text)
+
+    parser = markdown_it.MarkdownIt().enable("strikethrough")
+    page = parser.render(source)
+    assume(not re.search(r"[*~_]|\[w|w\]", page))  # that are not marks
+    written, expected = translated("a.md", source, translate)[1], translated("a.html", page, translate)[1]
+    return parser.render(written), expected
+
+
+@given(_paragraphs(["`c`"]))
+def test_all_marks_of_a_translation_are_emphasis(case):
+    """CommonMark reads `** in a**` and `花**（花）**花` as text."""
+    written, expected = _translated_and_shown(case)
+    while expected != (expected := re.sub(r"<(\w+)></\1>", "", expected)):
+        pass
+    for tag in ("em>", "strong>", "s>", "a ", "code>"):
+        assert written.count(f"<{tag}") == expected.count(f"<{tag}")
+    shown, same = (re.sub(r"<[^>]*>|\s", "", text) for text in (written, expected))
+    assert shown == same
+
+
+@given(_paragraphs(["w[^1]", "*w\\\nw*", "w<br>w", "**w ![w](u) w**"]))
+def test_all_marks_of_a_translation_in_parts_are_emphasis(case):
+    assert not re.search("[*~]", _translated_and_shown(case)[0])
 
 
 @pytest.mark.parametrize(

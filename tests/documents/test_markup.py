@@ -291,14 +291,14 @@ SENTENCES = [
         '<p>That is a <b>test</b> <sup><a href="#f1" id="r1">[1]</a></sup>.</p>',
     ),
     (  # the target writes the number of a note at the end of a word
-        '<p>Ihr <em>Passwort</em><sup><a href="#n1" id="r1">1</a></sup>.</p>',
+        '<p>Ihr <em>Passwort</em><a href="/n1" id="r1">1</a>.</p>',
         ("Your password1.", "0 1"),
-        '<p>Your <em>password</em><sup><a href="#n1" id="r1">1</a></sup>.</p>',
+        '<p>Your <em>password</em><a href="/n1" id="r1">1</a>.</p>',
     ),
     (
-        '<p>Ihr <em>Passwort</em> stimmt<sup><a href="#n1" id="r1">1</a></sup>.</p>',
+        '<p>Ihr <em>Passwort</em> stimmt<a href="/n1" id="r1">1</a>.</p>',
         ("Your password1.", "0 1"),
-        '<p>Your <em>password</em><sup><a href="#n1" id="r1">1</a></sup>.</p>',
+        '<p>Your <em>password</em><a href="/n1" id="r1">1</a>.</p>',
     ),
     (
         "<p>Die <a href=x>App &bdquo;Konto&ldquo;</a>, <i>bitte</i>.</p>",

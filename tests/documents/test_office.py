@@ -540,6 +540,7 @@ FORMULA = '<math xmlns="http://www.w3.org/1998/Math/MathML"><mi>x</mi></math>'
     [
         (f"Das {PICTURE} Bild hier", ["Das Bild hier"], "HIER BILD DAS", f"HIER BILD DAS {PICTURE}"),
         (f"Wenn {FORMULA} gilt", ["Wenn x gilt"], "GILT X WENN", f"GILT {FORMULA} WENN"),
+        ("Das <input/> hier", ["Das hier"], "HIER DAS", "HIER DAS <input/>"),
         (f"{PICTURE}Ein Bild", ["Ein Bild"], "BILD EIN", f"{PICTURE}BILD EIN"),
         (f"Eins.{PICTURE}Zwei.", ["Eins.", "Zwei."], "", f"EINS.{PICTURE}ZWEI."),
     ],

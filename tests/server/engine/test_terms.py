@@ -32,7 +32,7 @@ from tests.server.fakes import FakeRunner, make_request
 A, B, C = 3, 4, 5
 # Token 0 is a bracket, 4 continues a word, no word may stand after 4 and 5, nor a placeholder after 3: the
 # bytes of tokens.
-TOKENS = (b"(", b"", b"", b" .", b"a", b".a")
+TOKENS = (b"(", b"", b"", b" :", b"a", b".a")
 
 
 def term(*spellings: tuple[int, ...], **options) -> Term:

@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from libretranslatepy import LibreTranslateAPI
@@ -493,6 +494,20 @@ def test_a_request_says_whether_the_placeholders_of_a_file_are_kept(served, url,
     assert translate_file(url, name, content, keep_placeholders=keep)[0] == 200
     [request] = served.turns.requests[before:]
     assert (request.terms is not None) == (keep == "true")
+
+
+@pytest.mark.parametrize("has_attention", [True, False])
+def test_tags_in_strings_of_programs_are_placeholders_only_without_attention(has_attention):
+    with on_a_thread(serving_languages()) as served:
+        model = served.app.models.get("fixed")
+        model.sizing = replace(model.sizing, num_hops=int(has_attention))
+        content = '{"a": "<b>오늘</b> ab"}'.encode()
+        status, answer = translate_file(f"http://127.0.0.1:{served.app.http.port}", "a.json", content)
+        [request] = served.turns.requests
+        assert (request.terms is None) == has_attention
+        written = get(answer["translatedFileUrl"])[2]
+        assert status == 200
+        assert written == content if has_attention else b"<b>" in written
 
 
 @pytest.mark.parametrize(("language", "number"), [("ko-KR", 2), ("fr", 1)])
