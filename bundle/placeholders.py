@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 
 from seq2seq_serve.bundle.words import CLOSING, OPENING, UNSPACED, is_inside
 
@@ -34,6 +36,7 @@ _PLACEHOLDER = re.compile(
     re.VERBOSE,
 )
 _TAG_NAME = re.compile(r"<(/?)([A-Za-z][^\s/>]*+)")
+_NEXT = ("", "a", "s", "1")  # characters that go on with most placeholders
 _AFTER_URL = ".,;:!?)]}'’”»"  # marks at the end of a URL, which belong to the sentence
 
 
@@ -48,13 +51,43 @@ def placeholders(text: str) -> Iterator[tuple[int, int]]:
         yield found.start(), found.start() + len(whole)
 
 
+def count_placeholders(text: str) -> Counter[str]:
+    """Returns the placeholders of a text, in their order, and how often it has each."""
+    return Counter(text[begin:end] for begin, end in placeholders(text))
+
+
+def is_placeholder(text: str) -> bool:
+    """Returns whether a text is one placeholder, and nothing more."""
+    return [*placeholders(text)] == [(0, len(text))]
+
+
+@lru_cache(maxsize=2**16)
+def stays(before: str, placeholder: str, after: str) -> bool:
+    """Returns whether a placeholder is still one, and no other, with some text beside it.
+
+    So it has to be with one more character, because a target is written from its beginning: `%1$` is not
+    followed by an `s`. Only a mark that ends a sentence may stand after a URL.
+
+    Args:
+        before: What is directly before it, from the last white space on.
+        placeholder: A placeholder; anything else stays.
+        after: What is directly after it, up to the first white space.
+    """
+    if not is_placeholder(placeholder):
+        return True
+    place = len(before), len(before) + len(placeholder)
+    texts = [before + placeholder + after]
+    if after and after[0] not in _AFTER_URL:
+        texts += [before + placeholder + after[0] + character for character in _NEXT]
+    return all(place in placeholders(text) for text in texts)
+
+
 def is_kept(source: str, target: str) -> bool:
     """Whether a target has each placeholder of its source as often, and its tags in pairs as the source.
 
     If those of the source are around texts, so are those of the target, and each begins before its end.
     """
-    one, other = (sorted(text[begin:end] for begin, end in placeholders(text)) for text in (source, target))
-    if one != other:
+    if count_placeholders(source) != count_placeholders(target):
         return False
     num_empty = _num_empty_pairs(source)
     its = 0 if num_empty is None else _num_empty_pairs(target)

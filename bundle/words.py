@@ -61,11 +61,18 @@ def begins_inside(token: bytes) -> bool:
     """Returns whether a token continues a word that ends directly before it.
 
     Args:
-        token: Its bytes; a part of a character belongs to no word.
+        token: Its bytes. The first part of a character continues a word if a letter probably begins so; a
+            later part belongs to no word.
     """
+    first = token[:1]
+    if len(token) == 1 and first >= b"\x80":
+        return b"\xc3" <= first <= b"\xe1"  # up to U+1FFF, but not the marks of Latin-1
+    if first >= b"\xe0" and len(token) < (3 if first < b"\xf0" else 4):
+        token += b"\xa9\xa9"  # a letter in all blocks of letters
     return is_inside(token.decode(errors="replace")[:1])
 
 
+@lru_cache(maxsize=2**16)
 def begins_with_mark(token: bytes) -> bool:
     """Returns whether a token begins neither with white space nor with a character of a word."""
     first = token.decode(errors="replace")[:1]
@@ -73,23 +80,30 @@ def begins_with_mark(token: bytes) -> bool:
 
 
 @lru_cache(maxsize=2**16)
+def marked_beginning(token: bytes) -> str:
+    """Returns what a token has before its first white space, if it begins with a whole mark; otherwise ""."""
+    text = token.decode(errors="replace")
+    return text.split()[0] if begins_with_mark(token) and text[0] != "\ufffd" else ""
+
+
+@lru_cache(maxsize=2**16)
 def opens(token: bytes) -> bool:
-    """Returns whether a word may stand directly after a token: not after a letter, a digit, `_` or `.,;!?`.
+    """Returns whether a word may stand directly after a token: not after a letter, a digit or `.,;!?`.
 
     It may stand after a script without white space between words, after a token without bytes, and after a
     part of a character, because most of these are marks.
     """
     last = token.decode(errors="replace")[-1:]
-    return not is_inside(last) and last not in tuple("_.,;!?")
+    return not is_inside(last) and last not in tuple(".,;!?")
 
 
 @lru_cache(maxsize=2**16)
 def admits_placeholder(token: bytes) -> bool:
     """Returns whether a placeholder may stand directly after a token if it needs a break before it.
 
-    It may where a word may, but not after the end of a clause, a bracket or another placeholder.
+    It may where a word may, but not after `_`, the end of a clause, a bracket or another placeholder.
     """
-    return opens(token) and token.decode(errors="replace")[-1:] not in CLOSING
+    return opens(token) and token.decode(errors="replace")[-1:] not in (*CLOSING, "_")
 
 
 @lru_cache(maxsize=2**16)

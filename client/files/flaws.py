@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from seq2seq_serve.bundle.placeholders import is_kept
+from seq2seq_serve.bundle.placeholders import is_kept, is_placeholder
 from seq2seq_serve.client.output import length_advice, one_line
 from seq2seq_serve.client.rpcs import Translated
 from seq2seq_serve.documents.segments import with_tags
 from seq2seq_serve.protos.seq2seq_v1_pb2 import FINISH_REASON_LENGTH, GenerateOptions, GenerateResponse
 
-_SHOWN_TERMS = 10  # that targets lack
+_SHOWN_TERMS = 10  # that targets lack, and placeholders that are not as in their sources
 
 
 @dataclass
@@ -41,6 +41,7 @@ class Flaws:
     _changed: _Texts = field(default_factory=_Texts)  # other placeholders
     _truncated: _Texts = field(default_factory=_Texts)
     _missing: dict[str, None] = field(default_factory=dict)  # terms of incomplete targets
+    _different: dict[str, None] = field(default_factory=dict)  # placeholders of changed ones
     _num_left_out: int = 0  # tokens of truncated sources
 
     def add(self, file: str, number: int, result: Translated, *, keeps_placeholders: bool) -> None:
@@ -56,15 +57,21 @@ class Flaws:
             result = replace(result, source=with_tags(result.source))
         self.add_limits(file, number, result.answer)
         best = result.answer.hypotheses[:1] if keeps_placeholders else ()
-        if any(not one.missing_terms and not is_kept(str(result.source), one.text) for one in best):
-            self._changed.add(_Texts(1, (file, number)))
+        for one in best:
+            is_counted = any(map(is_placeholder, one.missing_terms))
+            if not is_counted and not is_kept(str(result.source), one.text):
+                self._changed.add(_Texts(1, (file, number)))
 
     def add_limits(self, file: str, number: int, answer: GenerateResponse) -> None:
-        """Counts a target that ended at its length limit or lacks terms, and a source that was truncated."""
+        """Counts what an answer says: a length limit, terms and placeholders that are wrong, truncation."""
         one = _Texts(1, (file, number))
         if any(hypothesis.finish_reason == FINISH_REASON_LENGTH for hypothesis in answer.hypotheses):
             self._at_limit.add(one)
-        if missing := [term for best in answer.hypotheses[:1] for term in best.missing_terms]:
+        names = [term for best in answer.hypotheses[:1] for term in best.missing_terms]
+        if different := list(filter(is_placeholder, names)):
+            self._changed.add(one)
+            self._different |= dict.fromkeys(different)
+        if missing := [name for name in names if name not in different]:
             self._incomplete.add(one)
             self._missing |= dict.fromkeys(missing)
         if num_tokens := answer.usage.truncated_source_tokens:
@@ -76,16 +83,20 @@ class Flaws:
         for its, others in zip(self._texts(), other._texts(), strict=True):
             its.add(others)
         self._missing |= other._missing
+        self._different |= other._different
         self._num_left_out += other._num_left_out
 
     def warnings(self, options: GenerateOptions) -> Iterator[tuple[str, int, int, str]]:
         """Yields for each flaw the file and number of its first text, the number of others, and a message."""
-        shown = ", ".join(map(one_line, list(self._missing)[:_SHOWN_TERMS]))
+        missing, different = (
+            ", ".join(map(one_line, list(names)[:_SHOWN_TERMS])) for names in (self._missing, self._different)
+        )
         problems = (
             "the target ended at its length limit: it may repeat itself or lack its end "
             f"({length_advice(options)})",
-            f"the target lacks terms that it has to have: {shown}",
-            "the target has other placeholders than the source, or a tag not around a text: correct it",
+            f"the target lacks terms that it has to have: {missing}",
+            "the target has other placeholders than the source, or a tag not around a text: correct it"
+            + f" ({different})" * bool(different),
             f"the source is too long, and {self._num_left_out} tokens at its end were left out "
             "(--long-source split_always translates each sentence of a source with several)",
         )

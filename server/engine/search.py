@@ -184,31 +184,30 @@ def rank(
             if first.row in table.places:
                 key = len(search.rows), first.num_branches, first.progress is None
                 alike.setdefault(key, []).append(search)
-        for (_, number, is_free), group in alike.items():
+        for (num_rows, number, is_free), group in alike.items():
             rows = [row for search in group for row in search.rows]
             at = [table.places[row.row] for row in rows if row.row is not None]
             token_ids, log_probabilities = table.token_ids[at, :number], table.log_probabilities[at, :number]
-            num_left, num_ranked = None, number
+            extensions = None
             if not is_free:
-                wanted = _wanted_of(table, at)
-                token_ids, log_probabilities, num_left = _with_wanted(
-                    rows, token_ids, log_probabilities, wanted, eos_ids
-                )
-                num_ranked = token_ids.size
+                extensions = _with_wanted(rows, token_ids, log_probabilities, _wanted_of(table, at), eos_ids)
+                token_ids, log_probabilities, number = *extensions[:2], extensions[0].size
             width = token_ids.shape[1]  # a small vocabulary has fewer candidates
             before = np.array([row.log_probability for row in rows])
             sums = (before[:, None] + log_probabilities).reshape(len(group), -1)  # (R, B*width)
-            order = np.argsort(-sums, axis=1, kind="stable")[:, :num_ranked]
+            order = np.argsort(-sums, axis=1, kind="stable")[:, :number]
             best = order + np.arange(0, sums.size, sums.shape[1])[:, None]
-            found = _Extensions(
-                order // width, token_ids.take(best), log_probabilities.take(best), sums.take(best)
+            ends = list[int]()
+            if extensions is not None:
+                is_chosen = _chosen(group, extensions, sums, best, eos_ids)
+                best, ends = best[is_chosen], is_chosen.sum(axis=1).cumsum().tolist()
+            found = (
+                best // width % num_rows,
+                token_ids.take(best),
+                log_probabilities.take(best),
+                sums.take(best),
             )
-            if num_left is None:
-                columns = [each.tolist() for each in found]
-            else:
-                is_chosen = _chosen(group, found, num_left.take(best), eos_ids)
-                ends = is_chosen.sum(axis=1).cumsum().tolist()
-                columns = [_split(each[is_chosen].tolist(), ends) for each in found]
+            columns = [_split(each.tolist(), ends) if ends else each.tolist() for each in found]
             for search, parents, tokens, scores, totals in zip(group, *columns, strict=True):
                 ranked[search] = Ranked(parents, tokens, scores, totals, _alternatives_of(search, table))
     return ranked
@@ -219,16 +218,22 @@ def _split(values: list[Any], ends: list[int]) -> list[list[Any]]:
 
 
 class _Extensions(NamedTuple):
-    """Extensions of the hypotheses of R beams, `(R, N)`, the best first.
+    """Tokens that may extend some rows whose targets must have terms, `(m, K + W)`.
+
+    Each row has its candidates first, then the tokens that its terms want.
 
     Attributes:
-        parents: As in `Ranked`, like the others.
+        token_ids: The tokens.
+        log_probabilities: Theirs; minus infinity where there is none.
+        num_left: The fewest tokens that each one needs after its own for all terms, or an end of sequence in
+            its place.
+        spoiling: The places of those that spoil an exact term, among all of them.
     """
 
-    parents: Array
     token_ids: Array
     log_probabilities: Array
-    totals: Array
+    num_left: Array
+    spoiling: list[int]
 
 
 class _Wanted(NamedTuple):
@@ -256,7 +261,7 @@ def _wanted_of(table: Candidates, at: list[int]) -> _Wanted:
     row_at[at] = np.arange(len(at))
     rows, numbers = row_at[places], np.arange(len(places)) - np.searchsorted(places, places)
     wanted = _Wanted(rows, numbers, token_ids, table.found, num_left)
-    return wanted if rows.min(initial=0) == 0 else _Wanted(*(values[rows >= 0] for values in wanted))
+    return wanted if len(at) == len(row_at) else _Wanted(*(values[rows >= 0] for values in wanted))
 
 
 def _with_wanted(
@@ -265,41 +270,48 @@ def _with_wanted(
     log_probabilities: Array,
     wanted: _Wanted,
     eos_ids: Collection[int],
-) -> tuple[Array, Array, Array]:
-    """Adds the wanted tokens to the candidates of some rows, `(m, K)` each.
-
-    Returns:
-        The tokens `(m, K + W)`; their log-probabilities, minus infinity where there is none; and the fewest
-        tokens that each one needs after its own for all terms, or an end of sequence in its place.
-    """
-    progresses = [
-        (row.request.terms, row.progress)
-        for row in rows
-        if row.request.terms is not None and row.progress is not None
-    ]
+) -> _Extensions:
+    """Adds the wanted tokens to the candidates of some rows, `(m, K)` each."""
     num_rows, K = token_ids.shape
-    width, columns = K + int(wanted.numbers.max(initial=-1)) + 1, K + wanted.numbers
-    all_ids, num_left = np.full((num_rows, width), -1), np.empty((num_rows, width), np.int64)
+    width = K + int(wanted.numbers.max(initial=-1)) + 1
+    all_ids, num_left = np.zeros((num_rows, width), np.int64), np.empty((num_rows, width), np.int64)
     scores = np.full((num_rows, width), -math.inf, log_probabilities.dtype)
     all_ids[:, :K], scores[:, :K] = token_ids, log_probabilities
-    # After a row without a begun term, only tokens of terms change what is missing.
-    num_left[:] = left_now = np.array([progress.num_left for _, progress in progresses])[:, None]
-    for row, (terms, progress) in enumerate(progresses):
-        if progress.begun.length:
-            num_left[row, :K] = terms.left_after(progress, token_ids[row].tolist())
-    for eos_id in eos_ids:
-        np.copyto(num_left[:, :K], left_now, where=token_ids == eos_id)
-    all_ids[wanted.rows, columns] = wanted.token_ids
-    scores[wanted.rows, columns] = wanted.log_probabilities
-    num_left[wanted.rows, columns] = wanted.num_left
     # A wanted token that is a candidate counts once, and keeps the place of the candidate.
     each, candidates = np.nonzero(token_ids[wanted.rows] == wanted.token_ids[:, None])
+    own = wanted.rows * width + (K + wanted.numbers)
+    all_ids.reshape(-1)[own] = wanted.token_ids
+    scores.reshape(-1)[own] = wanted.log_probabilities
+    scores.reshape(-1)[own[each]] = -math.inf
+    # After a row without a begun term, only tokens of terms change what is missing.
+    begun, lefts, left_now, spoiling = list[int](), list[list[int]](), list[int](), list[int]()
+    for row, sequence in enumerate(rows):
+        terms, progress = sequence.request.terms, sequence.progress
+        assert terms is not None
+        assert progress is not None
+        left_now.append(progress.num_left)
+        if progress.begun.length:
+            ids = token_ids[row].tolist()
+            left = terms.left_after(progress, ids)
+            for eos_id in eos_ids:
+                if eos_id in ids:
+                    left[ids.index(eos_id)] = progress.num_left
+            begun.append(row)
+            lefts.append(left)
+        if terms.has_exact:
+            places = terms.spoiling(progress, sequence.token_ids, all_ids[row].tolist)
+            spoiling += [row * width + place for place in places]
+    num_left[:] = np.array(left_now)[:, None]
+    num_left.reshape(-1)[own] = wanted.num_left
     num_left[wanted.rows[each], candidates] = wanted.num_left[each]
-    scores[wanted.rows[each], columns[each]] = -math.inf
-    return all_ids, scores, num_left
+    if begun:
+        num_left[begun, :K] = lefts
+    return _Extensions(all_ids, scores, num_left, spoiling)
 
 
-def _chosen(searches: list[Search], found: _Extensions, num_left: Array, eos_ids: Collection[int]) -> Array:
+def _chosen(
+    searches: list[Search], extensions: _Extensions, sums: Array, best: Array, eos_ids: Collection[int]
+) -> Array:
     """Returns whether beams with terms keep their extensions, `(R, N)`, by what they have of the terms.
 
     An extension is in the bank of the number of tokens that it still needs, and each bank has a share of the
@@ -309,40 +321,65 @@ def _chosen(searches: list[Search], found: _Extensions, num_left: Array, eos_ids
 
     Args:
         searches: The beams, all of one size.
-        found: Their extensions.
-        num_left: The fewest tokens that each one needs after its own for all terms.
+        extensions: Those of all their rows.
+        sums: The log-probability of each extended hypothesis, `(R, N)`.
+        best: The places of a beam's extensions among all, `(R, N)`, the best first.
         eos_ids: The tokens that end a sequence.
     """
-    parents, token_ids, _, totals = found
+    token_ids, num_left = extensions.token_ids.reshape(sums.shape), extensions.num_left.reshape(sums.shape)
+    is_possible = sums > -math.inf  # NaN is not
     is_end = np.logical_or.reduce([token_ids == eos_id for eos_id in eos_ids])
-    num_after = np.array([_num_after(search) for search in searches])[:, None]
-    is_spoiled = np.zeros(is_end.shape, bool)
+    is_spoiled = None
+    if extensions.spoiling:
+        is_spoiled = np.zeros(sums.shape, bool)
+        is_spoiled.reshape(-1)[extensions.spoiling] = True
+        is_spoiled &= ~is_end
     for number, search in enumerate(searches):
-        terms, stops = search.request.terms, search.request.stops
-        assert terms is not None
-        if terms.has_exact or stops is not None:
-            for place in np.flatnonzero((totals[number] > -math.inf) & ~is_end[number]).tolist():
-                row, token_id = search.rows[parents[number, place]], int(token_ids[number, place])
-                assert row.progress is not None
-                if terms.has_exact and terms.spoils(row.progress, row.token_ids, token_id):
-                    is_spoiled[number, place] = True
-                else:
-                    is_end[number, place] = _end(row, token_id, eos_ids) is not None
-    is_possible = totals > -math.inf  # NaN is not
+        if search.request.stops is not None:
+            may_stop = is_possible[number] & ~is_end[number]
+            if is_spoiled is not None:
+                may_stop &= ~is_spoiled[number]
+            for place in np.flatnonzero(may_stop).tolist():
+                row = search.rows[place // extensions.token_ids.shape[1]]
+                is_end[number, place] = _end(row, int(token_ids[number, place]), eos_ids) is not None
+    num_after = np.array([_num_after(search) for search in searches])[:, None]
+    may = is_possible & (num_left <= np.where(is_end, 0, num_after))
+    if is_spoiled is not None:
+        may &= ~is_spoiled
+    if not may.any(axis=1).all():
+        may = _possible(searches, is_possible, is_end, is_spoiled, num_left, num_after)
+    beam = searches[0].request.beam
+    assert beam is not None
+    may, is_end, num_left = may.take(best), is_end.take(best), num_left.take(best)
+    going = may & ~is_end
+    if (going == may).all():
+        return shared(may, num_left, beam.size)
+    both = np.concatenate((may, going)), np.concatenate((num_left, num_left))
+    has_place, goes_on = shared(*both, beam.size).reshape(2, *may.shape)
+    chosen: Array = (has_place & is_end) | goes_on
+    return chosen
+
+
+def _possible(
+    searches: list[Search],
+    is_possible: Array,
+    is_end: Array,
+    is_spoiled: Array | None,
+    num_left: Array,
+    num_after: Array,
+) -> Array:
+    """Returns which extensions may have a place, `(R, N)`, where some beam has none that is right."""
     is_incomplete = is_end & (num_left > 0) & (num_after > 0)
-    may = is_possible & ~is_incomplete & ~is_spoiled
+    may = is_possible & ~is_incomplete
+    if is_spoiled is not None:
+        may &= ~is_spoiled
     for number in np.flatnonzero(~may.any(axis=1)).tolist():
         if not searches[number].ended:
             incomplete = is_possible[number] & is_incomplete[number]
             may[number] = incomplete if incomplete.any() else is_possible[number]
     in_time = may & (num_left <= num_after)
-    has_any = in_time.any(axis=1, keepdims=True)
-    may = in_time if has_any.all() else np.where(has_any, in_time, may)
-    beam = searches[0].request.beam
-    assert beam is not None
-    kept = shared(may, num_left, beam.size)
-    ends = kept & is_end
-    return ends | shared(may & ~is_end, num_left, beam.size) if ends.any() else kept
+    kept: Array = np.where(in_time.any(axis=1, keepdims=True), in_time, may)
+    return kept
 
 
 def shared(may_have: Array, banks: Array, size: int) -> Array:
@@ -363,14 +400,16 @@ def shared(may_have: Array, banks: Array, size: int) -> Array:
     num_beams, number = may_have.shape
     numbers, begins = np.arange(number), number * np.arange(num_beams)[:, None]
     no_bank = int(banks.max(initial=0)) + 1
-    given = np.where(may_have, banks, no_bank)
+    # The sort of small types takes time in proportion to their number.
+    given = np.where(may_have, banks, no_bank).astype(np.min_scalar_type(no_bank))
     by_bank = np.argsort(given, axis=1, kind="stable") + begins
     in_order = given.take(by_bank)
     is_first = np.ones(may_have.shape, bool)
     is_first[:, 1:] = in_order[:, 1:] != in_order[:, :-1]
     rounds = numbers - np.maximum.accumulate(np.where(is_first, numbers, 0), axis=1)
     turns = np.where(in_order == no_bank, number, rounds) * no_bank + in_order
-    chosen = by_bank.take(np.argsort(turns, axis=1)[:, :size] + begins)
+    first = np.argpartition(turns, min(size, number) - 1, axis=1)[:, :size]
+    chosen = by_bank.take(first + begins)
     has_place = np.zeros(may_have.shape, bool)
     has_place.reshape(-1)[chosen] = True
     return has_place & may_have

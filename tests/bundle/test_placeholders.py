@@ -6,6 +6,7 @@ from seq2seq_serve.bundle.placeholders import (
     is_kept,
     placeholders,
     space_around,
+    stays,
 )
 
 
@@ -96,3 +97,25 @@ def test_a_placeholder_needs_breaks_unless_it_is_a_part_of_a_word(text, expected
 )
 def test_a_space_in_a_bracket_before_a_placeholder_is_seen(text, expected):
     assert is_after_space_in_bracket(text, text.index("{")) is expected
+
+
+@pytest.mark.parametrize(
+    ("before", "placeholder", "after", "expected"),
+    [
+        ("", "{n}", "", True),
+        ("(", "{n}", "}.", True),
+        ("{", "{n}", "", True),
+        ("{", "{n}", "}", False),
+        ("%", "{n}", "", False),
+        ("", "%1", "%", True),
+        ("", "%1", "$", False),  # an s may follow
+        ("", "https://a.com", ".", True),
+        ("", "https://a.com", ".b", False),
+        ("", "https://a.com", "-", False),
+        ("", "https://a.com", "”", True),
+        ("https://", "www.a.com", "", False),
+        ("a", "no placeholder", "b", True),
+    ],
+)
+def test_a_placeholder_stays_if_what_is_beside_it_makes_it_no_other(before, placeholder, after, expected):
+    assert stays(before, placeholder, after) is expected

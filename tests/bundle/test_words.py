@@ -34,18 +34,28 @@ def test_a_token_continues_a_word_if_it_begins_with_a_letter_of_a_script_with_sp
     assert not is_inside("")
 
 
-def test_a_word_stands_directly_after_all_but_letters_digits_underscores_and_ends_of_clauses():
-    for token in ("en ", "(", "", '"', "a-", "„", "模", "<b>", "。", ":", "l’", "¿", "$", "}"):
+def test_the_first_byte_of_a_letter_continues_a_word():
+    """A term before it counted as a whole word: Saturday in Saturdayé, where é is two tokens."""
+    for letter in ("é", "ß", "я", "ע", "ي", "ж", "\u0301", "ế"):
+        assert begins_inside(letter.encode()[:1])
+    for part in ("ế".encode()[:2], "कि".encode()[:2], "𐐀".encode()[:3]):
+        assert begins_inside(part)
+    for part in ("“".encode()[:1], "¿".encode()[:1], "은".encode()[:2], "模".encode()[:1], "ไ".encode()[:2]):
+        assert not begins_inside(part)
+
+
+def test_a_word_stands_directly_after_all_but_letters_digits_and_ends_of_clauses():
+    for token in ("en ", "(", "", '"', "a-", "„", "模", "<b>", "。", ":", "l’", "¿", "$", "}", "_", "**"):
         assert opens(token.encode())
     assert opens("“".encode()[2:])  # a part of a character
-    for token in (" Maschine", "é", "e\u0301", "7", "_", "a.", ",", ";", "!", "?"):
+    for token in (" Maschine", "é", "e\u0301", "7", "a.", ",", ";", "!", "?"):
         assert not opens(token.encode())
         assert not admits_placeholder(token.encode())
 
 
 def test_a_placeholder_does_not_stand_directly_after_what_closes_something():
     assert all(map(admits_placeholder, [b"", b"a ", b"(", b'"', "은".encode()]))
-    assert not any(map(admits_placeholder, [b"a.", b"{a}", b"</b>", b")", b","]))
+    assert not any(map(admits_placeholder, [b"a.", b"{a}", b"</b>", b")", b",", b"_"]))
 
 
 def test_a_token_ends_with_an_opening_bracket():

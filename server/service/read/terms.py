@@ -14,6 +14,7 @@ from typing import NamedTuple, final
 from seq2seq_serve.bundle.characters import is_blank
 from seq2seq_serve.bundle.placeholders import (
     IN_PLACEHOLDERS,
+    count_placeholders,
     is_after_space_in_bracket,
     placeholders,
     space_around,
@@ -120,17 +121,30 @@ class Required:
     Attributes:
         terms: What the tokenizer writes of it.
         texts: The text of each of them.
-        unwritable: The placeholders that the tokenizer cannot write.
+        kept: How often the target must have each placeholder, also those that the tokenizer cannot write;
+            None if placeholders are not kept.
     """
 
     terms: tuple[Term, ...]
     texts: tuple[str, ...]
-    unwritable: tuple[str, ...]
+    kept: Counter[str] | None
 
-    def missing(self, numbers: Sequence[int]) -> list[str]:
-        """Returns the texts that a target lacks, from `Hypothesis.missing`."""
+    def missing(self, numbers: Sequence[int], target: str) -> list[str]:
+        """Returns the terms that a target lacks, and the placeholders that it has too rarely or too often.
+
+        Its text decides about placeholders: the tokens beside one may make it another (`{{name}}`).
+
+        Args:
+            numbers: `Hypothesis.missing` of the target.
+            target: Its text.
+        """
         numbers = numbers or [0] * len(self.texts)
-        return [text for text, number in zip(self.texts, numbers, strict=True) if number] + [*self.unwritable]
+        lacking = [text for text, number in zip(self.texts, numbers, strict=True) if number]
+        if self.kept is None:
+            return lacking
+        found = count_placeholders(target)
+        changed = [one for one in dict.fromkeys((*self.kept, *found)) if self.kept[one] != found[one]]
+        return [text for text in lacking if text not in self.kept] + changed
 
 
 @final
@@ -205,7 +219,7 @@ class Glossary:
         return min(sum(map(text[:_LOOKED_THROUGH].count, IN_PLACEHOLDERS)), _MAX_FOUND)
 
     def required(self, text: str, field: str, checkpoint: YieldPoint) -> Required | None:
-        """Returns what the target of a text must have; None for nothing.
+        """Returns what the target of a text must have; None if it may have anything.
 
         Args:
             text: A whole source, or one of its sentences.
@@ -224,7 +238,7 @@ class Glossary:
                 "shorter source, or fewer terms",
                 field=field,
             )
-        if not texts:
+        if not texts and not self._keeps:
             return None
         spellings = dict(zip(texts, self._written(texts, checkpoint), strict=True))
         writable = tuple(one for one in texts if spellings[one])
@@ -236,7 +250,11 @@ class Glossary:
             )
             for one in writable
         ]
-        return Required(tuple(terms), writable, tuple(one for one in texts if not spellings[one]))
+        numbers = Counter({one: len(its) for one, its in kept.items()})
+        for target, number in targets.items():
+            for one in count_placeholders(target).elements():
+                numbers[one] += number
+        return Required(tuple(terms), writable, numbers if self._keeps else None)
 
     def _spaced(self, ways: Sequence[Spelling], places: Sequence[_Place]) -> tuple[Spelling, ...]:
         """Returns how a placeholder is written, by the breaks that it needs at each of its places."""

@@ -282,7 +282,7 @@ def _hypothesis(
             for segment in message.segments:
                 segment.window.CopyFrom(reading.window)
     if reading.required is not None:
-        message.missing_terms.extend(reading.required.missing(hypothesis.missing))
+        message.missing_terms.extend(reading.required.missing(hypothesis.missing, text.text))
     if decoding.options.word_alignment:
         message.word_alignment.CopyFrom(_word_alignment(request, hypothesis, decoding.model))
     return message

@@ -82,6 +82,10 @@ def test_the_progress_of_a_target_is_that_of_reading_all_of_it(terms, target):
         assert required.left_after(progress, next_ids) == lefts
         wanted = required.wanted(progress)
         assert [wanted.get(i, left) for i, left in zip(next_ids, lefts, strict=True)] == lefts
+        assert wanted == {next_id: definition.num_left([*so_far, next_id]) for next_id in wanted}
+        are_spoiling = [required.spoils(progress, so_far, next_id) for next_id in next_ids]
+        places = required.spoiling(progress, so_far, lambda: [0, A, B, C])
+        assert [place in places for place in range(4)] == are_spoiling
         assert spoils == definition.spoils(so_far)
         assert list(progress.at_end) == definition.read(so_far, has_ended=True)[0]
         assert any(progress.at_end) == (progress.num_left > 0)

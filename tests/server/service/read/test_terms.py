@@ -237,6 +237,26 @@ def test_a_placeholder_has_breaks_around_it_as_in_the_source(source, target, glu
     assert spoils(source, glued)
 
 
+@pytest.mark.parametrize(
+    ("source", "target", "changed"),
+    [
+        ("{n} 은", "x {n}.", "x {{n}}"),
+        ("{n} 은", "({n})", "${n}"),
+        ("{n} {m}", "{m} {({n}", "{m} {{n}}"),
+        ("%s 개 %s", "%s/%s", "%%s %s"),
+        ("%1 개", "%1.", "%1$"),
+        ("https://a.com 을", "https://a.com.", "https://a.com/b"),
+        ("https://a.com 을", "(https://a.com)", "https://a.com-"),
+        ("www.a.com 을", "“www.a.com”", "https://www.a.com"),
+        ("a@b.com 을", "a@b.com.", "a@b.com-"),
+    ],
+)
+def test_no_mark_beside_a_placeholder_makes_it_another(source, target, changed):
+    assert not spoils(source, source)
+    assert not spoils(source, target)
+    assert spoils(source, changed)
+
+
 def test_a_placeholder_that_is_in_a_word_once_needs_no_breaks():
     assert not spoils("v{n} {n}", "{n} v{n} x")
     assert spoils("v {n} {n}", "{n} v{n} x")
@@ -248,6 +268,36 @@ def test_a_placeholder_in_a_word_is_written_without_a_space_before_it(text):
     found = glossary(keep_placeholders=True, tokenizer=tokenizer).required(text, "sources[0]", lambda: None)
     [spelling] = found.terms[-1].spellings
     assert spelling.token_ids == tuple(tokenizer.encode(found.texts[-1]))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "changed"),
+    [
+        ("a {n}", "{n} b", []),
+        ("a {n}", "{{n}} b", ["{n}", "{{n}}"]),
+        ("%s, {n}", "{n}, 100%%s", ["%s", "%%"]),
+        ("%1 of %1", "%1$s of %1", ["%1", "%1$s"]),
+        ("https://a.com a@b.com", "a@b.com.kr https://a.com.", ["a@b.com", "a@b.com.kr"]),
+        ("{n} {n}", "{n}", ["{n}"]),
+        ("{n}", "{n} {m} {n}", ["{n}", "{m}"]),
+        ("a", "a <b>", ["<b>"]),
+        ("car {n}", "{n} <i>auto</i>", []),  # that of a term
+        ("car {n}", "{n} <i>auto", ["</i>"]),
+    ],
+)
+def test_the_text_of_a_target_decides_whether_it_has_the_placeholders(source, target, changed):
+    """Its tokens decided: `{{n}}` counted as `{n}`."""
+    known = glossary(term("car", "<i>auto</i>"), keep_placeholders=True)
+    assert known.required(source, "sources[0]", lambda: None).missing((), target) == changed
+
+
+async def test_an_answer_names_placeholders_that_its_source_does_not_have():
+    async with serving() as served:
+        message = request("a cat", keep_placeholders=True)
+        message.options.target_prefix.text = "{m} "
+        assert (await served.stub.Generate(message)).hypotheses[0].missing_terms == ["{m}"]
+        message.options.keep_placeholders = False
+        assert not (await served.stub.Generate(message)).hypotheses[0].missing_terms
 
 
 async def test_a_model_that_writes_no_spaces_gets_one_before_a_placeholder():
@@ -263,9 +313,9 @@ def test_what_a_tokenizer_cannot_write_is_refused_or_named(word_tokenizer):
         glossary(term("x", "dog"), term("y", "dog cat"), tokenizer=word_tokenizer)
     known = glossary(term("x", "dog"), tokenizer=word_tokenizer, keep_placeholders=True)
     found = known.required("x {name}", "sources[0]", lambda: None)
-    assert found.missing((0,)) == ["{name}"]
-    assert found.missing(()) == ["{name}"]
-    assert found.missing((1,)) == ["dog", "{name}"]
+    assert found.missing((0,), "dog") == ["{name}"]
+    assert found.missing((), "dog") == ["{name}"]
+    assert found.missing((1,), "a") == ["dog", "{name}"]
 
 
 @pytest.fixture
