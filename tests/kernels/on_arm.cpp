@@ -3,7 +3,7 @@
 //
 //   products I O is_positive N     weights (I, O), their scales, biases, rows x (N, I) -> outputs (N, O)
 //   int4_products I O is_positive N   the factor, weights and scales as in int4.h, biases, rows x (N, I) -> outputs (N, O)
-//   linear I O N                   weights (O, I), biases, rows x (N, I) -> outputs (N, O)
+//   linear I O N                   weights (O, I), packed as halves if they are, biases, rows x (N, I) -> outputs (N, O)
 //   low_rank I O R N               an adapter's A (2, R, I), B (R, 2 O), ranks (2,), rows x (N, I), y (N, 2 O) -> (N, 2 O)
 //   attention B H G C K            queries (B, H, K), keys, values (B, G, C, K), last positions, owners (B,) -> (B, H, K)
 //   half_attention B H G C K       the same with keys and values in half precision
@@ -115,9 +115,13 @@ int main(int count, char **given) {
     const size_t I = sizes[0], O = sizes[1], N = sizes[2];
     const auto weights = read(O * I), given_biases = read(O), x = read(N * I);
     std::vector<float> panels(size_in_panels(I, O)), biases(size_in_panels(1, O)), outputs(N * O);
-    write_panels(weights.data(), I, O, panels.data());
+    const bool are_small = are_halves(weights.data(), weights.size());
+    if (are_small)
+      write_panels(weights.data(), I, O, reinterpret_cast<Half *>(panels.data()));
+    else
+      write_panels(weights.data(), I, O, panels.data());
     std::copy(given_biases.begin(), given_biases.end(), biases.begin());
-    const FloatMap map{float_multiplication(), panels.data(), biases.data(), I, O, 0.5f, 0.0f};
+    const FloatMap map{float_multiplication(are_small), panels.data(), biases.data(), I, O, 0.5f, 0.0f};
     run(FloatProduct{&map, x.data(), outputs.data(), N});
     write(outputs);
   } else if (name == "low_rank") {

@@ -87,6 +87,10 @@ def normal(*shape):
     return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
+def halves(*shape):
+    return normal(*shape).astype(np.float16).astype(np.float32)
+
+
 def attention(H, G, K, B=5, C=21, name="attention"):
     last, owners = np.array([0, 7, 8, 20, 15], np.int32), np.array([0, 1, 2, 3, 0])
     arrays = [normal(B, H, K), normal(B, G, C, K), normal(B, G, C, K)[::-1], last, owners]
@@ -118,6 +122,7 @@ def low_rank(width, num_outputs, R, N):
         attention(6, 3, 24, name="half_attention"),
         (("linear", 70, 45, 11), [normal(45, 70), normal(45), normal(11, 70)]),
         (("linear", 2048, 48, 90), [normal(48, 2048), normal(48), normal(90, 2048)]),
+        (("linear", 70, 45, 11), [halves(45, 70), normal(45), normal(11, 70)]),
         low_rank(64, 128, 8, 1),
         low_rank(200, 40, 5, 24),
         (("sources", 23, 2, 24), [normal(23, 3, 2, 24)]),
