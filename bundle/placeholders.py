@@ -10,6 +10,7 @@ from functools import lru_cache
 from seq2seq_serve.bundle.words import CLOSING, OPENING, UNSPACED, is_inside
 
 IN_PLACEHOLDERS = "%", "{", "<", "@", "://", "www.", "$t("  # each placeholder has at least one of them
+_MOST_KEPT_CHARACTERS = 100  # of a placeholder and what is beside it
 # The lengths are bounded, so that the time is linear in the length of any text.
 _PLACEHOLDER = re.compile(
     rf"""
@@ -61,7 +62,6 @@ def is_placeholder(text: str) -> bool:
     return [*placeholders(text)] == [(0, len(text))]
 
 
-@lru_cache(maxsize=2**16)
 def stays(before: str, placeholder: str, after: str) -> bool:
     """Returns whether a placeholder is still one, and no other, with some text beside it.
 
@@ -73,6 +73,11 @@ def stays(before: str, placeholder: str, after: str) -> bool:
         placeholder: A placeholder; anything else stays.
         after: What is directly after it, up to the first white space.
     """
+    is_short = len(before) + len(placeholder) + len(after) <= _MOST_KEPT_CHARACTERS
+    return (_short_stays if is_short else _stays)(before, placeholder, after)
+
+
+def _stays(before: str, placeholder: str, after: str) -> bool:
     if not is_placeholder(placeholder):
         return True
     place = len(before), len(before) + len(placeholder)
@@ -80,6 +85,9 @@ def stays(before: str, placeholder: str, after: str) -> bool:
     if after and after[0] not in _AFTER_URL:
         texts += [before + placeholder + after[0] + character for character in _NEXT]
     return all(place in placeholders(text) for text in texts)
+
+
+_short_stays = lru_cache(maxsize=2**14)(_stays)  # what is kept has a bound in bytes, too
 
 
 def is_kept(source: str, target: str) -> bool:

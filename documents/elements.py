@@ -32,7 +32,9 @@ _DECLARED = re.compile(rb"""<\?xml[^>]{1,100}?encoding\s*=\s*["']([\w.-]{1,40})[
 _TAG_NAME = re.compile(r"<[^\s/>]+")
 _LINE_BREAK = re.compile(r"((?:\r\n|[\r\n]|&#(?:10|13|[xX]0?[aAdD]);)\s*+)")
 _RANGE, _IDS = re.compile("-?(?:start|end)", re.IGNORECASE), ("id", "name", "change-id")  # of ranges
-_DESCRIPTION = re.compile(r"""\sdescr\s*=\s*("[^"]*"|'[^']*')""")
+_DESCRIPTION = re.compile(
+    r"""<[^\s/>]+(?:\s+(?!descr\s*=)[^\s=]+\s*=\s*(?:"[^"]*"|'[^']*'))*+\s+descr\s*=\s*("[^"]*"|'[^']*')"""
+)
 _FILE = re.compile(r"\.(?:bmp|emf|gif|jpe?g|png|svg|tiff?|webp|wmf)\s*\Z", re.IGNORECASE)
 _CHARSETS = re.compile(r"utf-8|ascii|cp\d+|iso8859-\d+|koi8-[ru]|gb\w*|shift_jis|euc_\w+|big5")
 
@@ -219,7 +221,7 @@ def named(namespace: str, names: str) -> frozenset[str]:
 def description(event: Event) -> re.Match[str] | None:
     """Returns the attribute of an element that describes a picture in words; None if there is none."""
     text = event.attributes.get("descr", "")
-    return _DESCRIPTION.search(event.markup) if has_words(text) and not _FILE.search(text) else None
+    return _DESCRIPTION.match(event.markup) if has_words(text) and not _FILE.search(text) else None
 
 
 def described(event: Event, flows: Flows) -> Tag:

@@ -322,7 +322,7 @@ class MarkdownDocument(Document):
                 part = flows.part()
                 if adder.glued:
                     write = partial(_write_tags, adder.glued)
-                    part.segments = [replace(one, write=partial(write, one.write)) for one in part.segments]
+                    part.segments = [replace(one, write=partial(write, one)) for one in part.segments]
                 yield part
         _add_between(flows, text, end, len(text), titles)
         yield flows.part()
@@ -364,14 +364,14 @@ def _with_title(flows: Flows, before: str, quoted: str, after: str, title: str) 
 
 def _write_tags(
     glued: list[tuple[Tag, str]],
-    write: Callable[[Sequence[TextSpan]], None],
+    segment: Segment,
     pieces: Sequence[TextSpan],
 ) -> None:
     """Replaces a text, and the marks beside words of its block if none of its texts was replaced before."""
-    while glued:
+    while glued and pieces is not segment.pieces:  # these are the text itself
         tag, instead = glued.pop()
         tag.open = instead
-    write(pieces)
+    segment.write(pieces)
 
 
 def _without_front_matter(text: str) -> str:

@@ -11,6 +11,7 @@ import codecs
 import io
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -205,12 +206,33 @@ class Segment:
         pieces = [(target, longest(self.pieces))]
         if self.is_formatted:
             alignments = [part.hypotheses[0].word_alignment for part in answer.sentences or [answer]]
-            pieces = formatted(self.pieces, target, self.kept, alignments)
+            pieces = self._with_whole_placeholders(formatted(self.pieces, target, self.kept, alignments))
         before = _space(self.pieces)
         after = [(text[::-1], number) for text, number in reversed(self.pieces)]
         after = [(text[::-1], number) for text, number in reversed([*_space(after)])]
         groups = groupby([*before, *pieces, *after], key=lambda piece: piece[1])
         self.write([("".join(text for text, _ in group), number) for number, group in groups])
+
+    def _with_whole_placeholders(self, pieces: Sequence[TextSpan]) -> list[TextSpan]:
+        """Returns pieces of a target: none ends within a placeholder, unless one of the source does."""
+        target = "".join(text for text, _ in pieces)
+        if not _MAY_BE_PLACEHOLDER.search(target):
+            return [*pieces]
+        formattings = [formatting for text, formatting in pieces for _ in text]  # of each character
+        sizes = Counter(
+            one for one, character in zip(formattings, target, strict=True) if not character.isspace()
+        )
+        source = "".join(text for text, _ in self.pieces)
+        for begin, end in placeholders(target):
+            text, inside = target[begin:end], formattings[begin:end]
+            is_split = text in source and not any(text in piece for piece, _ in self.pieces)
+            if len(set(inside)) > 1 and not is_split:
+                # One that no other word has, or that of its letters, since its marks are between words
+                votes = [one for one, character in zip(inside, text, strict=True) if character.isalnum()]
+                chosen = max(inside, key=lambda one: (inside.count(one) == sizes[one], votes.count(one)))
+                formattings[begin:end] = [chosen] * len(inside)
+        runs = groupby(zip(target, formattings, strict=True), key=lambda one: one[1])
+        return [("".join(character for character, _ in run), formatting) for formatting, run in runs]
 
 
 def _space(pieces: Iterable[TextSpan]) -> Iterator[TextSpan]:

@@ -23,6 +23,8 @@ _NAMES_OF_BLOCKS = """
 _BLOCKS = frozenset(_NAMES_OF_BLOCKS.split())
 _WITHOUT_END = frozenset(["br", "dd", "dt", "hr", "li", "p", "td", "th", "tr"])  # end a text also alone
 _PICTURE = "img"
+# A page, whose scripts, comments and attributes only a parser of HTML tells from texts
+_PAGE = re.compile(r"<(?:!--|!\[|(?:script|style|ruby|svg|math)\b)|\btranslate\s*=", re.IGNORECASE)
 _REFERENCE = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z][a-zA-Z0-9]{1,31});")
 
 
@@ -56,7 +58,7 @@ class Tags:
         written = [part for part in parts if isinstance(part, str)]
         self._in_text: set[str] | None = None  # the names of tags that are text; None if all are
         rest = whole = "".join(map(self._decoded, written))
-        if not has_choice(whole):
+        if not (has_choice(whole) or _PAGE.search(whole)):
             self._in_text = self._without_pair(parts)
             kept = ("".join(self._split(part)[::2]) for part in written)
             rest = "".join(map(self._decoded, kept))
@@ -138,16 +140,16 @@ class Tags:
 
     def _without_pair(self, parts: Sequence[str | Element]) -> set[str]:
         """Returns the names of tags that need an end or a begin, and do not have one where it must be."""
-        opened, num_open = list[str | Element](), dict[str | Element, int]()
-        alone = set[str]()
+        opened, num_open = list[str | Element](), dict[tuple[str | Element, int], int]()
+        alone, depth = set[str](), 0  # elements of XML around the place
 
         def close(what: str | Element) -> bool:
             """Ends the innermost element, and those inside of it; returns whether there is one."""
-            if not num_open.get(what):
+            if not num_open.get((what, depth)):  # a tag does not end within another element
                 return False
             while True:
                 innermost = opened.pop()
-                num_open[innermost] -= 1
+                num_open[innermost, depth] -= 1
                 if innermost == what:
                     return True
                 if isinstance(innermost, str):
@@ -155,13 +157,15 @@ class Tags:
 
         def begin(what: str | Element) -> None:
             opened.append(what)
-            num_open[what] = num_open.get(what, 0) + 1
+            num_open[what, depth] = num_open.get((what, depth), 0) + 1
 
         for part in parts:
             if part is Element.BEGIN:
+                depth += 1
                 begin(part)
             elif part is Element.END:
                 close(Element.BEGIN)
+                depth -= 1
             elif isinstance(part, str):
                 for found in self._pattern.finditer(part):
                     name = found[2].lower()

@@ -114,10 +114,14 @@ def create_engine(
     is_text = names.SOURCE_IDS in bundle.manifest.sources
     shares_ids = is_text and bundle.source_tokenizer.token_bytes == token_bytes
     with ExitStack() as stack:
-        num_models = 1 if draft is None else 2
-        memories = [
-            stack.enter_context(shared_memory()) if sizing.has_processes else None for _ in range(num_models)
-        ]
+        num_models, has_processes = 1 if draft is None else 2, sizing.has_processes
+        try:
+            memories = [
+                stack.enter_context(shared_memory()) if has_processes else None for _ in range(num_models)
+            ]
+        except OSError as error:
+            problem = f"memory for its engine's process (memfd_create) cannot be made: {error}"
+            raise ValueError(f"{bundle.path}: {problem}") from error
         all_files = [read_files(bundle, sizing.precision, sizing.provider, memories[0])]
         if draft is not None:
             with errors_of_draft():
@@ -135,7 +139,7 @@ def create_engine(
             log_format=config.log_format,
         )
         cores: list[CoreHandle]
-        if sizing.has_processes:
+        if has_processes:
             descriptors = [memory for memory in memories if memory is not None]
             cores = [ProcessCore(spec, descriptors) for _ in range(sizing.num_instances)]
         else:

@@ -107,12 +107,17 @@ class ProcessCore(CoreHandle):
         ours, theirs = socket.socketpair()
         with theirs, _signals_blocked():
             descriptors = theirs.fileno(), *self._weights
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _MAIN, *map(str, descriptors)],
-                pass_fds=descriptors,
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            )
+            try:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", _MAIN, *map(str, descriptors)],
+                    pass_fds=descriptors,
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+                )
+            except OSError as error:  # for one, the container's limit of processes
+                ours.close()
+                problem = f"its engine's process cannot be started: {error}"
+                raise ValueError(f"{self._spec.bundle.path}: {problem}") from error
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._send(self._spec)
         first = await _read_message(reader)

@@ -331,3 +331,13 @@ def test_a_target_is_text_and_not_markup(target, content):
     before = markdown.markdown(content, extensions=["tables"]).replace("other", "OTHER")
     expected = target.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     assert page.replace("&gt;", ">") == before.replace("word", expected).replace("&gt;", ">")
+
+
+def test_a_text_that_stays_keeps_the_marks_of_its_emphasis():
+    """Those that would not count beside other words are replaced in translations only."""
+    content = '*<br>(b "c")*\n'
+
+    def same(text):
+        return GenerateResponse(hypotheses=[Hypothesis(text=text)])
+
+    assert translated("a.md", content, same)[1] == content

@@ -314,6 +314,7 @@ def test_the_title_of_a_file_and_descriptions_of_pictures_are_texts(title, is_te
     for description in ("a <cat>", "cat.png"):
         shape = slide.shapes.add_picture(picture, 0, 0)
         shape._element.nvPicPr.cNvPr.set("descr", description)
+        shape._element.nvPicPr.cNvPr.attrib["name"] = "x descr='it'"  # another attribute, before it
     texts, written = translated("a.pptx", saved(presentation.save), capitals)
     assert sorted(texts) == ["My trip"] * is_text + ["a <cat>"]
     read = pptx.Presentation(io.BytesIO(written))

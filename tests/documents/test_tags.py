@@ -5,6 +5,7 @@ import re
 from functools import partial
 from html import escape
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -12,7 +13,7 @@ from seq2seq_serve.client.files.memory import TranslationMemory
 from seq2seq_serve.documents.kinds import FILES
 from seq2seq_serve.documents.segments import FormattedSoftwareText, software_text, with_tags
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse, Hypothesis
-from tests.documents.answers import backwards, translated
+from tests.documents.answers import aligned, backwards, translated
 
 # How each kind has a string; its texts are written as that says
 KINDS = {
@@ -154,3 +155,51 @@ def test_a_translation_with_tags_is_written_as_it_is(name):
 def test_a_translation_with_other_tags_is_a_text():
     answer = GenerateResponse(hypotheses=[Hypothesis(text="a <i>b</i>")])
     assert in_json("<b>one</b> two", lambda _: answer)[1] == "<b>a</b> &lt;i>b&lt;/i>"
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "links", "written"),
+    [
+        ("{name} <b>now</b>", "{|name|}.", "0 1 0", "<b>{name}</b>."),
+        ("{{name}} <b>now</b>", "NOW|{{|name|}}", "1 1 1 0", "<b>NOW</b>{{name}}"),
+        ("%1$s <b>now</b>", "%|1$s", "0 1", "<b>%1$s</b>"),
+        (
+            "<b>go</b> {first_name} {last_name}",
+            "{last_|name}| {first_name}",
+            "1 0 2",
+            "<b>{last_name}</b> {first_name}",
+        ),
+        ("{na<b>me</b>} now", "NOW {na|me|}", "3 0 1 2", "NOW {na<b>me</b>}"),
+    ],
+)
+def test_a_placeholder_is_never_cut(text, target, links, written):
+    """Unless the source has it so."""
+    sources = "{na|me|} now" if "{na<" in text else ""
+    answer = aligned(target, links, sources)
+    assert json.loads(translated("a.json", json.dumps([text]), answer)[1]) == [written]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "<resources><string name='a'>&lt;b>Tap <i>here&lt;/b> now</i></string></resources>",
+        "<resources><string name='a'>&lt;b>Tap <i>here&lt;/b> now &lt;/b></i> &lt;u>x&lt;/u>"
+        "</string></resources>",
+    ],
+)
+def test_a_tag_does_not_end_within_another_element(content):
+    ElementTree.fromstring(translated("strings.xml", content, backwards)[1])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<p>one two</p><style>p {margin: 1px}</style>",
+        "<!-- one --> two",
+        '<span translate="no">Acme</span> b',
+        "<ruby>one</ruby> two",
+    ],
+)
+def test_a_page_in_a_string_is_one_text(text):
+    """Only a parser of HTML tells its scripts, comments and names from texts."""
+    assert in_json(text)[0] == [text]
