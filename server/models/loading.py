@@ -120,7 +120,7 @@ def create_engine(
                 stack.enter_context(shared_memory()) if has_processes else None for _ in range(num_models)
             ]
         except OSError as error:
-            problem = f"memory for its engine's process (memfd_create) cannot be made: {error}"
+            problem = f"the memory of its engine's process cannot be made (memfd_create): {error}"
             raise ValueError(f"{bundle.path}: {problem}") from error
         all_files = [read_files(bundle, sizing.precision, sizing.provider, memories[0])]
         if draft is not None:

@@ -115,7 +115,7 @@ def double(servers) -> Iterator[Served]:
         assert instance.silent_seconds() == 0.0
 
 
-def test_one_instance_stays_in_the_server_and_several_have_a_process_each(servers):
+def test_one_instance_without_callers_stays_in_its_process_and_several_have_a_process_each(servers):
     single, double = servers
     assert not isinstance(single.model.engine.cores[0], ProcessCore)
     assert len({os.getpid(), *(instance.process.pid for instance in instances_of(double))}) == 3
@@ -313,6 +313,16 @@ def test_a_process_that_does_not_start_is_a_clear_error(bundle_path, monkeypatch
     with pytest.raises(
         ValueError, match=r"random: the process of an instance exited with 1 while it started"
     ):
+        start(ServerConfig(runner=RUNNER), bundle_path)
+
+
+@pytest.mark.parametrize(("module", "name"), [(os, "memfd_create"), (subprocess, "Popen")])
+def test_what_the_system_refuses_to_a_process_is_a_clear_error(bundle_path, monkeypatch, module, name):
+    def refuse(*_args, **_kwargs):
+        raise PermissionError("not here")
+
+    monkeypatch.setattr(module, name, refuse)
+    with pytest.raises(ValueError, match=r"random: .*its engine's process .*: not here"):
         start(ServerConfig(runner=RUNNER), bundle_path)
 
 
