@@ -14,7 +14,7 @@ from seq2seq_serve import __version__
 from tests.test_imports import MAY_IMPORT
 
 ROOT = Path(__file__).parent.parent
-_MAX_CLIENT_BYTES = 32 * 10**6  # of which the package, with all its roles, has 9
+_MAX_CLIENT_BYTES = 33 * 10**6  # of which the package, with all its roles, has 9
 _TRITON = "tritonclient[grpc]"
 _BOTH = """
 import seq2seq_serve.client
