@@ -109,8 +109,8 @@ class PackedMaps(WeightsLayout):
     """The weights of maps as this processor multiplies them, once for all sessions and processes.
 
     They are read to the places at which they are packed, so that the system has to clear no memory twice.
-    Those in float32 are packed in half precision if it has the same numbers, as in checkpoints that were
-    published so: few rows take as long as reading the weights. The system gets back the rest of the memory.
+    Those in float32 are packed in half precision if it has the same numbers, as in checkpoints that came
+    so: few rows take as long as reading the weights. The system gets back the rest of the memory.
 
     Args:
         graphs: ONNX models.
