@@ -350,7 +350,7 @@ class Content:
         self.flows.add_inner(inner)
 
     def _add_range(self, event: Event, markup: str) -> None:
-        """Adds the begin or end of a range of texts, or one of an empty range, which has no words."""
+        """Adds the begin or the end of a range of texts; an empty range, as of a bookmark, has no words."""
         begins, namespace = event.name in self._names.begins, event.name.rpartition(" ")[0]
         kind = _RANGE.sub("", event.local)
         name = next((value for key in _IDS if (value := event.attributes.get(f"{namespace} {key}"))), "")

@@ -388,7 +388,7 @@ class _Writer:
 
     @cached_property
     def _plain(self) -> tuple[str, str]:
-        """What is written around a text beside others, where there are runs in one of its own."""
+        """The begin and the end of the first run with a text; both are empty if the flow has no runs."""
         texts = (token for token in self._flow.tokens if isinstance(token, Here) and token.place.is_run)
         for run, around in ((here.place, here.around) for here in texts):
             if around is not None and any(around):

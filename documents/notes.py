@@ -29,7 +29,7 @@ def is_after_end(before: str, after: str) -> bool | None:
 
 
 def stays(text: str, before: str, after: str) -> bool:
-    """Whether an element between two texts has no letter, and is not a part of a word, as in H₂O."""
+    """Whether an element has no letter and is not a part of a word, as the 2 of H₂O is."""
     is_part = (text[:1].isalnum() and before[-1:].isalnum()) or (text[-1:].isalnum() and after[:1].isalnum())
     return bool(text.strip()) and not LETTER.search(text) and not is_part
 

@@ -137,5 +137,5 @@ def _event(text: str) -> Iterator[Part]:
 
 
 def _escaped(text: str) -> str:
-    """Returns a text with other characters in place of those that begin a code: the format has no escapes."""
+    """Returns a text whose braces and backslashes are replaced: they begin codes, and cannot be escaped."""
     return _IS_SPACE.sub("/", text).replace("{", "(").replace("}", ")")

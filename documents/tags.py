@@ -1,8 +1,8 @@
 """Tags of HTML and references to characters in strings of programs, which other formats write as text.
 
 A tag with an end, such as <b> or <link>, follows its words in a translation. <br> and blocks, such as <p>,
-end a text. What is not one of them is a part of the text: a variable in angle brackets, such as <filename>,
-or a comparison.
+end a text. Anything else in angle brackets, such as the variable <filename> or a comparison, is a part of the
+text.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Tags:
                 flows.end(part)
             elif is_end:
                 flows.close(part, name)
-            else:  # programs count the tags of a translation, so that each is written once
+            else:  # written once, because programs compare the number of tags
                 flows.open(part, name, is_single=True)
 
     def _split(self, written: str) -> list[str]:
