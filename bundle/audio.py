@@ -270,9 +270,12 @@ def _levels(signal: Samples, num_mels: int) -> NDArray[np.float64]:
     """Returns the logarithm of the power in each band, `(num_mels, frames)`, of all whole windows."""
     hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
     windows = np.lib.stride_tricks.sliding_window_view(signal, WINDOW)[::HOP]  # (frames, WINDOW)
-    power = np.abs(np.fft.rfft(windows * hann)) ** 2  # (frames, WINDOW / 2 + 1)
-    levels: NDArray[np.float64] = np.log10(np.maximum(_mel_bands(num_mels) @ power.T, _FLOOR))
-    return levels
+    power = np.ascontiguousarray((np.abs(np.fft.rfft(windows * hann)) ** 2).T)  # (WINDOW / 2 + 1, frames)
+    levels = np.empty((num_mels, len(windows)))
+    # No product of matrices: after one, the threads of BLAS wait busily for the next, beside those of graphs.
+    for level, (first, weights) in zip(levels, _mel_bands(num_mels), strict=True):
+        np.einsum("f,ft->t", weights, power[first : first + len(weights)], out=level)
+    return np.log10(np.maximum(levels, _FLOOR))
 
 
 def _spectrogram(levels: NDArray[Any], num_frames: int) -> NDArray[np.float32]:
@@ -377,16 +380,20 @@ def _scaled(levels: Any) -> Any:
 
 
 @functools.cache
-def _mel_bands(num_mels: int) -> NDArray[np.float64]:
-    """Triangles `(num_mels, WINDOW / 2 + 1)` of equal area, over frequencies up to `SAMPLE_RATE / 2`."""
+def _mel_bands(num_mels: int) -> list[tuple[int, NDArray[np.float64]]]:
+    """Triangles of equal area over the `WINDOW / 2 + 1` frequencies up to `SAMPLE_RATE / 2`.
+
+    Each is the place of its first frequency, and the weights of its frequencies; outside they are 0.
+    """
     edges = _hertz(np.linspace(0, _mels(SAMPLE_RATE / 2), num_mels + 2))
     frequencies = np.linspace(0, SAMPLE_RATE / 2, WINDOW // 2 + 1)
     slopes = edges[:, None] - frequencies
     widths = np.diff(edges)[:, None]
     rising, falling = -slopes[:-2] / widths[:-1], slopes[2:] / widths[1:]
     triangles = np.maximum(0, np.minimum(rising, falling))
-    bands: NDArray[np.float64] = triangles * (2 / (edges[2:] - edges[:-2]))[:, None]
-    return bands
+    bands = triangles * (2 / (edges[2:] - edges[:-2]))[:, None]
+    first, stop = np.searchsorted(frequencies, edges[:-2], "right"), np.searchsorted(frequencies, edges[2:])
+    return [(begin, band[begin:end]) for begin, end, band in zip(first.tolist(), stop, bands, strict=True)]
 
 
 def _mels(hertz: float) -> float:
