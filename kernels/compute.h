@@ -462,3 +462,71 @@ struct Ranking {
     for (size_t i = 0; i < BLOCK / 8; i++) eights[i] = load(place + 8 * i);
   }
 };
+
+// The rules of times for logits (Radford et al. 2022, arXiv:2212.04356): what lies outside of a row's bounds becomes minus
+// infinity, and so do texts, the tokens that are not times, if the times together are more probable than any text.
+struct TimeRules {
+  // The first and the last time, the least and the most text, the least and the most time (N,): bounds that count themselves.
+  static constexpr size_t NUM_BOUNDS = 6;
+
+  const float *logits;                // (N, V)
+  const int64_t *bounds[NUM_BOUNDS];
+  float *allowed; // (N, V)
+  size_t num_rows, vocab_size;
+
+  struct Span {
+    size_t begin, end; // which may be before the beginning: the span is empty
+
+    size_t size() const { return end > begin ? end - begin : 0; }
+  };
+
+  size_t num_items() const { return num_rows; }
+  size_t scratch() const { return 0; }
+
+  void run(size_t begin, size_t end, float *) const {
+    for (size_t row = begin; row < end; row++) {
+      const auto place = [&](size_t bound, int64_t after) { // in the vocabulary, or its end
+        return static_cast<size_t>(std::clamp<int64_t>(bounds[bound][row], -after, vocab_size - after) + after);
+      };
+      const size_t first = place(0, 0), behind = std::max(place(1, 1), first);
+      const size_t least_text = place(2, 0), behind_texts = place(3, 1);
+      const Span texts[] = {{least_text, std::min(first, behind_texts)}, {std::max(behind, least_text), behind_texts}};
+      const Span times{std::max(first, place(4, 0)), std::min(behind, place(5, 1))};
+      const float *given = logits + row * vocab_size;
+      float *kept = allowed + row * vocab_size;
+      const auto keep = [&](const Span &span) { std::copy_n(given + span.begin, span.size(), kept + span.begin); };
+      std::fill_n(kept, vocab_size, -INFINITY);
+      keep(times);
+      // Relative to the best text, so that the powers of a row without times are 0.
+      const float best_text = std::max(largest_of(given, texts[0]), largest_of(given, texts[1]));
+      if (!(total_of_powers(given, times, best_text) > 1)) keep(texts[0]), keep(texts[1]);
+    }
+  }
+
+  // Calls a function with eight numbers of a span at a time; after the last one with minus infinity.
+  template <class Function> static void in_eights(const float *numbers, const Span &span, const Function &function) {
+    size_t i = span.begin;
+    for (; i + 8 <= span.end; i += 8) function(load(numbers + i));
+    if (i >= span.end) return;
+    float rest[8];
+    std::fill(std::copy(numbers + i, numbers + span.end, rest), rest + 8, -INFINITY);
+    function(load(rest));
+  }
+
+  static float largest_of(const float *numbers, const Span &span) {
+    Vector eights = Vector{} - INFINITY;
+    in_eights(numbers, span, [&](Vector eight) { eights = larger(eights, eight); });
+    return largest(eights);
+  }
+
+  // The sum of e to the power of numbers minus another, as far as it matters beside 1.
+  static float total_of_powers(const float *numbers, const Span &span, float other) {
+    constexpr float MOST = 80; // beyond the power would not be finite
+    Vector totals = {};
+    in_eights(numbers, span, [&](Vector eight) {
+      const Vector relative = eight - other;
+      totals += exponential(relative > MOST ? repeated(MOST) : relative);
+    });
+    return sum(totals);
+  }
+};

@@ -13,6 +13,7 @@
 //   Embedding        looks up tokens in a table, which may be the weights of a Linear
 //   LowRank          adds the low-rank terms of adapters to the outputs of a map
 //   Candidates       finds the most probable tokens of each row, and looks up the log-probabilities of others
+//   TimeRules        forbids the tokens that may not follow in targets with times
 //   QuantizedLinear  quantizes each row, and multiplies by int8 weights
 //   QuantizedChoice  does the same for logits; or only finds the most probable tokens, and looks others up, without logits
 //   QuantizedEmbedding looks up tokens in a table that is the weights of a QuantizedLinear
@@ -683,9 +684,33 @@ struct Candidates {
   }
 };
 
+// Inputs: logits (N, V), and the bounds of each row (N, 1), in the order of the struct of this name in compute.h. Output: the
+// logits with minus infinity for forbidden tokens (N, V).
+struct TimeRulesOperator {
+  static constexpr const char *NAME = "TimeRules";
+  static constexpr int INPUTS[] = {FLOAT, INT64, INT64, INT64, INT64, INT64, INT64}, OUTPUTS[] = {FLOAT};
+
+  explicit TimeRulesOperator(const void *) {}
+
+  void operator()(void *context) const {
+    const auto logits = input<float>(context, 0);
+    require(logits.num_axes == 2, "the logits must have 2 axes");
+    const int64_t N = logits.shape[0], V = logits.shape[1];
+    TimeRules work{};
+    for (size_t i = 0; i < TimeRules::NUM_BOUNDS; i++) {
+      const auto bounds = input<int64_t>(context, 1 + i);
+      require(bounds.has_shape(N, 1), "the bounds must have the shape (N, 1)");
+      work.bounds[i] = bounds.data;
+    }
+    work.logits = logits.data, work.allowed = output(context, 0, {N, V});
+    work.num_rows = N, work.vocab_size = V;
+    compute(context, work, 8 * static_cast<size_t>(N * V));
+  }
+};
+
 // The operators, which live as long as the library, because sessions use them.
 struct Domain {
-  const Operator operators[17] = {described<CacheAttention<float>>(),
+  const Operator operators[18] = {described<CacheAttention<float>>(),
                                   described<CacheAttention<Half>>(),
                                   described<MemoryAttention<float>>(),
                                   described<MemoryAttention<Half>>(),
@@ -696,6 +721,7 @@ struct Domain {
                                   described<Embedding>(),
                                   reusing<1>(described<LowRank>()),
                                   described<Candidates>(),
+                                  described<TimeRulesOperator>(),
                                   described<QuantizedLinear>(),
                                   described<Choosing<QuantizedLinear>>(),
                                   described<QuantizedEmbedding>(),

@@ -354,6 +354,41 @@ Candidates (logits, num_candidates, places) => (token_ids, log_probabilities, fo
     found = GatherND (all_log_probabilities, places)
 }}
 """
+# Relative to the best text, so that the exponents of rows without times are 0.
+_TIME_RULES = """
+<domain: "{domain}", opset_import: ["": {opset}]>
+TimeRules (logits, first_times, last_times, least_texts, most_texts, least_times, most_times) => (allowed)
+{{
+    zero = Constant <value_int = 0> ()
+    one = Constant <value_int = 1> ()
+    last_axis = Constant <value_ints = [1]> ()
+    nothing = Constant <value_float = -inf> ()
+    as_probable = Constant <value_float = 1.0> ()
+    vocab_size = Shape <start = 1> (logits)
+    count = Squeeze (vocab_size)
+    ids = Range (zero, count, one)
+    is_after_texts = GreaterOrEqual (ids, first_times)
+    is_before_others = LessOrEqual (ids, last_times)
+    is_time = And (is_after_texts, is_before_others)
+    is_least_text = GreaterOrEqual (ids, least_texts)
+    is_most_text = LessOrEqual (ids, most_texts)
+    is_allowed_text = And (is_least_text, is_most_text)
+    is_late = GreaterOrEqual (ids, least_times)
+    is_early = LessOrEqual (ids, most_times)
+    is_within = And (is_late, is_early)
+    is_allowed_time = And (is_time, is_within)
+    times = Where (is_allowed_time, logits, nothing)
+    bounded_texts = Where (is_allowed_text, logits, nothing)
+    texts = Where (is_time, nothing, bounded_texts)
+    within_bounds = Where (is_time, times, texts)
+    best_text, best_text_id = TopK <axis = 1> (texts, last_axis)
+    relative = Sub (times, best_text)
+    relative_probabilities = Exp (relative)
+    total = ReduceSum <keepdims = 1> (relative_probabilities, last_axis)
+    prefers_times = Greater (total, as_probable)
+    allowed = Where (prefers_times, times, within_bounds)
+}}
+"""
 # The weights are those of a map, (D, V) and 128 above their levels.
 _QUANTIZED_EMBEDDING = """
 <domain: "{domain}", opset_import: ["": {opset}]>
@@ -456,6 +491,7 @@ _TEXTS = {
     "LowRank": _LOW_RANK,
     "CudaLowRank": _LOW_RANK,
     "Candidates": _CANDIDATES,
+    "TimeRules": _TIME_RULES,
     "MostProbable": _MOST_PROBABLE,
 }
 

@@ -103,35 +103,9 @@ def times() -> onnx.ModelProto:
     Tokens outside of a row's bounds are forbidden. If the times together are more probable than any other
     token, the other tokens are forbidden, too (Radford et al. 2022, arXiv:2212.04356).
     """
-    out = names.out(names.LOGITS)
-    nodes = [
-        _node("Shape", [names.LOGITS], "vocab_size", start=1),
-        _node("Squeeze", ["vocab_size"], "count"),
-        _node("Range", ["zero_int", "count", "one_int"], "ids"),
-        _node("GreaterOrEqual", ["ids", names.FIRST_TIMES], "is_after_texts"),
-        _node("LessOrEqual", ["ids", names.LAST_TIMES], "is_before_others"),
-        _node("And", ["is_after_texts", "is_before_others"], "is_time"),
-        _node("GreaterOrEqual", ["ids", names.LEAST_TEXTS], "is_least_text"),
-        _node("LessOrEqual", ["ids", names.MOST_TEXTS], "is_most_text"),
-        _node("And", ["is_least_text", "is_most_text"], "is_allowed_text"),
-        _node("GreaterOrEqual", ["ids", names.LEAST_TIMES], "is_late"),
-        _node("LessOrEqual", ["ids", names.MOST_TIMES], "is_early"),
-        _node("And", ["is_late", "is_early"], "is_within"),
-        _node("And", ["is_time", "is_within"], "is_allowed_time"),
-        _node("Where", ["is_allowed_time", names.LOGITS, "minus_infinity"], "times"),
-        _node("Where", ["is_allowed_text", names.LOGITS, "minus_infinity"], "bounded_texts"),
-        _node("Where", ["is_time", "minus_infinity", "bounded_texts"], "texts"),
-        _node("Where", ["is_time", "times", "texts"], "allowed"),
-        helper.make_node("TopK", ["texts", "axis_1"], ["best_text", "best_text_id"], axis=1),
-        # relative to the best text, so that the exponents of rows without times are 0
-        _node("Sub", ["times", "best_text"], "relative"),
-        _node("Exp", ["relative"], "relative_probabilities"),
-        _node("ReduceSum", ["relative_probabilities", "axis_1"], "total", keepdims=1),
-        _node("Greater", ["total", "one"], "prefers_times"),
-        _node("Where", ["prefers_times", "times", "allowed"], out),
-    ]
     inputs = [_logits()] + [_tensor(name, TensorProto.INT64, "rows", 1) for name in names.TIME_COLUMNS]
-    return _selection("times", nodes, inputs, [_tensor(out, TensorProto.FLOAT, "rows", "vocab_size")])
+    outputs = [_tensor(names.out(names.LOGITS), TensorProto.FLOAT, "rows", "vocab_size")]
+    return _operator("TimeRules", inputs, outputs, "times")
 
 
 def detect() -> onnx.ModelProto:
@@ -181,10 +155,7 @@ def candidates() -> onnx.ModelProto:
     log-probabilities of some rows and tokens are looked up beside them: `(p,)`.
     """
     inputs, outputs = _candidates()
-    node = helper.make_node(
-        "Candidates", [value.name for value in inputs], [value.name for value in outputs], domain=DOMAIN
-    )
-    return _model(helper.make_graph([node], "candidates", inputs, outputs), definition("Candidates", OPSET))
+    return _operator("Candidates", inputs, outputs, "candidates")
 
 
 def normalize() -> onnx.ModelProto:
@@ -447,7 +418,6 @@ def _constants() -> list[onnx.TensorProto]:
         make("zero", FLOAT, [], [0]),
         make("one", FLOAT, [], [1]),
         make("infinity", FLOAT, [], [math.inf]),
-        make("minus_infinity", FLOAT, [], [-math.inf]),
         make("smallest", FLOAT, [], [2.0**-126]),  # the smallest float32 with all its bits
         make("zero_double", DOUBLE, [], [0]),
         make("below_one", DOUBLE, [], [1 - 2.0**-53]),
@@ -500,6 +470,16 @@ def _selection(
     used = {tensor for node in nodes for tensor in node.input}
     constants = [constant for constant in _constants() if constant.name in used]
     return _model(helper.make_graph(nodes, name, inputs, outputs, constants))
+
+
+def _operator(
+    name: str, inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto], graph: str
+) -> onnx.ModelProto:
+    """A graph of one of the project's operators alone, with its definition."""
+    node = helper.make_node(
+        name, [value.name for value in inputs], [value.name for value in outputs], domain=DOMAIN
+    )
+    return _model(helper.make_graph([node], graph, inputs, outputs), definition(name, OPSET))
 
 
 def _model(graph: onnx.GraphProto, *functions: onnx.FunctionProto) -> onnx.ModelProto:

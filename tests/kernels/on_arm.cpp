@@ -10,6 +10,7 @@
 //   sources S H K                  packed tokens (S, 3 H K) of one source -> (S, H, K)
 //   norm N D                       x, residual (N, D), weight, bias (D,) -> (N, D)
 //   candidates N V K               logits (N, V) -> log-probabilities (N, K), ids (N, K)
+//   time_rules N V                 bounds (6, N), logits (N, V) -> allowed logits (N, V)
 //   instructions                   -> their name
 
 #include <algorithm>
@@ -176,6 +177,16 @@ int main(int count, char **given) {
     run(work);
     write(log_probabilities);
     write(ids);
+  } else if (name == "time_rules") {
+    const size_t N = sizes[0], V = sizes[1];
+    const auto bounds = read<int64_t>(TimeRules::NUM_BOUNDS * N);
+    const auto logits = read(N * V);
+    std::vector<float> allowed(N * V);
+    TimeRules work{};
+    for (size_t i = 0; i < TimeRules::NUM_BOUNDS; i++) work.bounds[i] = bounds.data() + i * N;
+    work.logits = logits.data(), work.allowed = allowed.data(), work.num_rows = N, work.vocab_size = V;
+    run(work);
+    write(allowed);
   } else {
     return 2;
   }

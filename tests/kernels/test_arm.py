@@ -103,6 +103,12 @@ def candidates(N, V, K):
     return ("candidates", N, V, K), [logits]
 
 
+def time_rules(N, V):
+    first, last = V - 60, V - 5
+    bounds = np.array([first, last, 3, V, first + 2, last])[:, None] + np.zeros((1, N), np.int64)
+    return ("time_rules", N, V), [bounds, normal(N, V)]
+
+
 def low_rank(width, num_outputs, R, N):
     """The weights are a multiple of 8 numbers; the second part has a smaller rank."""
     ranks = np.array([R, R - 1], np.int32)
@@ -128,6 +134,7 @@ def low_rank(width, num_outputs, R, N):
         (("sources", 23, 2, 24), [normal(23, 3, 2, 24)]),
         (("norm", 5, 128), [normal(5, 128), normal(5, 128)[::-1], normal(128), normal(128)[::-1]]),
         candidates(3, 3001, 7),
+        time_rules(3, 3001),
     ],
     ids=lambda given: "-".join(map(str, given)) if isinstance(given, tuple) else "",
 )

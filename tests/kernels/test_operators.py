@@ -8,6 +8,7 @@ import onnxruntime as ort
 import pytest
 
 from seq2seq_serve import kernels
+from seq2seq_serve.bundle import names
 from seq2seq_serve.export.convert import OPSET
 from seq2seq_serve.export.graphs.functions import DOMAIN, define
 
@@ -339,6 +340,53 @@ def test_candidates_of_many_rows_are_those_of_each_row():
         for one, many in zip(alone[:2], together[:2], strict=True):
             np.testing.assert_array_equal(one[0], many[row])
         assert alone[2] == together[2][i]
+
+
+def time_rules_model():
+    inputs = values_of(
+        {"logits": FLOAT} | dict.fromkeys(names.TIME_COLUMNS, INT64), [["m", "V"], *[["m", 1]] * 6]
+    )
+    return model_of("TimeRules", inputs, {}, {"allowed": FLOAT})
+
+
+def columns_of(bounds):
+    columns = np.array(bounds, np.int64).T[:, :, None]
+    return dict(zip(names.TIME_COLUMNS, columns, strict=True))
+
+
+@pytest.mark.parametrize("V", [40, 301, 6000])
+def test_kernel_and_definition_apply_the_rules_of_times(V):
+    rng = np.random.default_rng(V)
+    first, last, end = V - 25, V - 3, V - 1
+    bounds = [
+        (first, last, 0, end, first + 3, last),
+        (first, last, V, V, first, first + 9),  # only times
+        (first, last, 7, first - 1, V, last),  # only texts
+        (first, end, 0, V, 0, V),
+        (first, last, 0, last + 1, first + 8, first + 8),
+        (first, last, V, V, V, last),  # nothing
+        (V, 0, 0, V, 0, 0),  # without times
+        (V, 0, 0, end, 0, V),
+    ]
+    logits = 4 * rng.standard_normal((60, len(bounds), V)).astype(np.float32)
+    logits[::2, :, first:] += rng.uniform(-4, 14, (30, len(bounds), 1)).astype(np.float32)
+    logits[3, :, ::3], logits[5, :, first:], logits[7, :, :first] = -np.inf, -np.inf, -np.inf
+    logits[8, :, first:] += 300  # the power of a difference is not finite
+    feeds = {"logits": logits.reshape(-1, V)} | columns_of(bounds * 60)
+    kernel, defined = (
+        session_of(time_rules_model(), has_kernels=has_kernels).run(None, feeds)[0]
+        for has_kernels in (True, False)
+    )
+    np.testing.assert_array_equal(kernel, defined)
+    has_texts = np.isfinite(kernel[:, :first]).any(axis=1).reshape(60, -1)
+    assert 5 < has_texts[::2, 0].sum() < 25  # both ways were taken
+
+
+@pytest.mark.parametrize("num_bounds", [1, 3])
+def test_bounds_of_another_number_of_rows_are_refused(num_bounds):
+    feeds = {"logits": np.zeros((2, 9), np.float32)} | columns_of([(5, 8, 0, 9, 5, 8)] * num_bounds)
+    with pytest.raises(Exception, match="bounds must have the shape"):
+        session_of(time_rules_model(), has_kernels=True).run(None, feeds)
 
 
 def test_tokens_of_many_sources_are_those_of_each_source():
