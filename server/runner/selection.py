@@ -39,6 +39,7 @@ _GRAPHS = (
     "score",
 )
 _NUM_LIKELY = 1024  # candidates, which are enough for almost every `top_p`
+_MOST_LISTED = 16  # suppressed tokens of a request that join those of the model; more become penalties
 
 _Penalized = tuple[frozenset[int], frozenset[tuple[int, float]]]
 _Picked = list[list[list[Any]]]  # token ids and log-probabilities, (m, K) each
@@ -207,7 +208,7 @@ class Selector:
         """Does what `select` does, in less time, if all rows are those of beams without constraints."""
         logits = self._rows(0, len(rows))
         if self._never_ids:
-            self._suppress(logits, len(rows))
+            self._suppress(logits, [row.request for row in rows])
         wanted = Wanted.by(rows)
         best_ids, log_probabilities, found = self._best(_BEAM.graph, rows, logits, wanted)
         candidates = table_of(rows, best_ids, log_probabilities, wanted, found)
@@ -292,7 +293,7 @@ class Selector:
         """Give a new request a row of penalties on the device: that of equal ones, or of nobody any more."""
         constraints = request.constraints
         is_penalized = constraints.suppressed_token_ids or constraints.logit_bias
-        if not is_penalized or request in self._penalty_rows:
+        if not is_penalized or self._is_listed(request) or request in self._penalty_rows:
             return
         num_rows = self._columns.num_rows
         row = self._written.get(constraints.penalized)
@@ -306,6 +307,13 @@ class Selector:
             self._columns.write_penalties(row, penalties(constraints, self._eos_ids))
             self._written[constraints.penalized] = row
         self._penalty_rows[request] = row
+
+    def _is_listed(self, request: Request) -> bool:
+        """Whether a request only suppresses a few tokens, beside those that the model never selects."""
+        constraints = request.constraints
+        num_suppressed = len(constraints.suppressed_token_ids)
+        is_allowed = bool(self._never_ids) and not request.is_score and not constraints.logit_bias
+        return is_allowed and num_suppressed <= _MOST_LISTED
 
     def _constrained(self, kind: _Kind, asks: list[_Ask], num_rows: int) -> _Logits:
         """Returns the logits of the selections with all constraints, each ask's in its own row.
@@ -322,7 +330,7 @@ class Selector:
         if any(rows):
             logits = self._penalized(logits, rows)
         if self._never_ids and kind.graph != "score":
-            self._suppress(logits, len(asks))
+            self._suppress(logits, [ask.sequence.request for ask in asks])
         if any(ask.sequence.request.constraints.times is not None for ask in asks):
             logits = self._change("times", logits.bind_input, self._time_feeds(asks))
         return logits
@@ -348,11 +356,20 @@ class Selector:
                 bounds[i] = times.first_id, times.last_id, *allowed
         return {name: bounds[:, i : i + 1].copy() for i, name in enumerate(names.TIME_COLUMNS)}
 
-    def _suppress(self, logits: _Logits, num_rows: int) -> None:
-        """Forbid the tokens that the model never selects, in place."""
-        never_ids = np.ascontiguousarray(
-            np.broadcast_to(self._sorted_never_ids, (num_rows, len(self._never_ids)))
-        )
+    def _suppress(self, logits: _Logits, requests: list[Request]) -> None:
+        """Forbid the tokens that the model never selects, and the few that requests suppress, in place."""
+        listed = [
+            request.constraints.suppressed_token_ids.difference(self._eos_ids)
+            if self._is_listed(request)
+            else frozenset[int]()
+            for request in requests
+        ]
+        num_never, most = len(self._never_ids), max(map(len, listed))
+        never_ids = np.empty((len(requests), num_never + most), np.int64)
+        never_ids[:, :num_never] = self._sorted_never_ids
+        never_ids[:, num_never:] = self._sorted_never_ids[0]  # an id may stand twice
+        for row, ids in enumerate(listed):
+            never_ids[row, num_never : num_never + len(ids)] = list(ids)
         binding = self._bound("suppress", logits.bind_input, {names.SUPPRESSED_IDS: never_ids})
         logits.bind_output(binding)
         self._sessions["suppress"].run_with_iobinding(binding)
