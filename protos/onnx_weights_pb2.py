@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'seq2seq_serve/protos/onnx_weights.proto\x12\x0fseq2seq.onnx.v1\".\n\x05Model\x12%\n\x05graph\x18\x07 \x01(\x0b\x32\x16.seq2seq.onnx.v1.Graph\"Z\n\x05Graph\x12#\n\x04node\x18\x01 \x03(\x0b\x32\x15.seq2seq.onnx.v1.Node\x12,\n\x0binitializer\x18\x05 \x03(\x0b\x32\x17.seq2seq.onnx.v1.Tensor\"e\n\x04Node\x12\r\n\x05input\x18\x01 \x03(\t\x12\x0f\n\x07op_type\x18\x04 \x01(\t\x12-\n\tattribute\x18\x05 \x03(\x0b\x32\x1a.seq2seq.onnx.v1.Attribute\x12\x0e\n\x06\x64omain\x18\x07 \x01(\t\".\n\tAttribute\x12!\n\x01g\x18\x06 \x01(\x0b\x32\x16.seq2seq.onnx.v1.Graph\"m\n\x06Tensor\x12\x0c\n\x04\x64ims\x18\x01 \x03(\x03\x12\x11\n\tdata_type\x18\x02 \x01(\x05\x12\x0c\n\x04name\x18\x08 \x01(\t\x12\x34\n\rexternal_data\x18\r \x03(\x0b\x32\x1d.seq2seq.onnx.v1.ExternalData\"*\n\x0c\x45xternalData\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\tB1\n\x0fseq2seq.onnx.v1P\x01Z\x1cseq2seq_serve/onnx/v1;onnxv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'seq2seq_serve/protos/onnx_weights.proto\x12\x0fseq2seq.onnx.v1\".\n\x05Model\x12%\n\x05graph\x18\x07 \x01(\x0b\x32\x16.seq2seq.onnx.v1.Graph\"\x81\x01\n\x05Graph\x12#\n\x04node\x18\x01 \x03(\x0b\x32\x15.seq2seq.onnx.v1.Node\x12,\n\x0binitializer\x18\x05 \x03(\x0b\x32\x17.seq2seq.onnx.v1.Tensor\x12%\n\x05input\x18\x0b \x03(\x0b\x32\x16.seq2seq.onnx.v1.Value\"\x15\n\x05Value\x12\x0c\n\x04name\x18\x01 \x01(\t\"e\n\x04Node\x12\r\n\x05input\x18\x01 \x03(\t\x12\x0f\n\x07op_type\x18\x04 \x01(\t\x12-\n\tattribute\x18\x05 \x03(\x0b\x32\x1a.seq2seq.onnx.v1.Attribute\x12\x0e\n\x06\x64omain\x18\x07 \x01(\t\".\n\tAttribute\x12!\n\x01g\x18\x06 \x01(\x0b\x32\x16.seq2seq.onnx.v1.Graph\"m\n\x06Tensor\x12\x0c\n\x04\x64ims\x18\x01 \x03(\x03\x12\x11\n\tdata_type\x18\x02 \x01(\x05\x12\x0c\n\x04name\x18\x08 \x01(\t\x12\x34\n\rexternal_data\x18\r \x03(\x0b\x32\x1d.seq2seq.onnx.v1.ExternalData\"*\n\x0c\x45xternalData\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\tB1\n\x0fseq2seq.onnx.v1P\x01Z\x1cseq2seq_serve/onnx/v1;onnxv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,14 +34,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'\n\017seq2seq.onnx.v1P\001Z\034seq2seq_serve/onnx/v1;onnxv1'
   _globals['_MODEL']._serialized_start=60
   _globals['_MODEL']._serialized_end=106
-  _globals['_GRAPH']._serialized_start=108
-  _globals['_GRAPH']._serialized_end=198
-  _globals['_NODE']._serialized_start=200
-  _globals['_NODE']._serialized_end=301
-  _globals['_ATTRIBUTE']._serialized_start=303
-  _globals['_ATTRIBUTE']._serialized_end=349
-  _globals['_TENSOR']._serialized_start=351
-  _globals['_TENSOR']._serialized_end=460
-  _globals['_EXTERNALDATA']._serialized_start=462
-  _globals['_EXTERNALDATA']._serialized_end=504
+  _globals['_GRAPH']._serialized_start=109
+  _globals['_GRAPH']._serialized_end=238
+  _globals['_VALUE']._serialized_start=240
+  _globals['_VALUE']._serialized_end=261
+  _globals['_NODE']._serialized_start=263
+  _globals['_NODE']._serialized_end=364
+  _globals['_ATTRIBUTE']._serialized_start=366
+  _globals['_ATTRIBUTE']._serialized_end=412
+  _globals['_TENSOR']._serialized_start=414
+  _globals['_TENSOR']._serialized_end=523
+  _globals['_EXTERNALDATA']._serialized_start=525
+  _globals['_EXTERNALDATA']._serialized_end=567
 # @@protoc_insertion_point(module_scope)

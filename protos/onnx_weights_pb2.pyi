@@ -13,12 +13,20 @@ class Model(_message.Message):
     def __init__(self, graph: _Optional[_Union[Graph, _Mapping]] = ...) -> None: ...
 
 class Graph(_message.Message):
-    __slots__ = ("node", "initializer")
+    __slots__ = ("node", "initializer", "input")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INITIALIZER_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FIELD_NUMBER: _ClassVar[int]
     node: _containers.RepeatedCompositeFieldContainer[Node]
     initializer: _containers.RepeatedCompositeFieldContainer[Tensor]
-    def __init__(self, node: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., initializer: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
+    input: _containers.RepeatedCompositeFieldContainer[Value]
+    def __init__(self, node: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., initializer: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., input: _Optional[_Iterable[_Union[Value, _Mapping]]] = ...) -> None: ...
+
+class Value(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class Node(_message.Message):
     __slots__ = ("input", "op_type", "attribute", "domain")

@@ -1,1 +1,1 @@
-"""A model's graphs as torch modules, and the weightless graphs that select tokens and move rows."""
+"""A model's graphs as torch modules, and the weightless graphs of selection, moves and voice activity."""

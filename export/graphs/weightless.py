@@ -1,7 +1,8 @@
-"""Writes the weightless graphs of the server, for selection and moves: `python -m export.graphs.weightless`.
+"""Writes the weightless graphs of the server: `python -m export.graphs.weightless`.
 
-The server cannot build graphs, so these are committed in its folder; a test builds them again and compares.
-Each kind of selection is a graph of its own, so that a step pays only for the kinds that its rows need.
+They select tokens, move rows and find voice activity. The server cannot build graphs, so these are committed
+in its folder; a test builds them again and compares. Each kind of selection is a graph of its own, so that a
+step pays only for the kinds that its rows need.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from onnx import TensorProto, helper
 from seq2seq_serve.bundle import names
 from seq2seq_serve.export.convert import OPSET
 from seq2seq_serve.export.graphs.functions import DOMAIN, definition
+from seq2seq_serve.export.graphs.voice_activity import voice_activity
 
 _IR_VERSION = 10
 _BLOCK = 128  # tokens per block: a draw from the whole vocabulary first sums each block
@@ -293,6 +295,7 @@ def all_graphs() -> dict[str, onnx.ModelProto]:
         "sample.onnx": sample(),
         "sample_sorted.onnx": sample_sorted(),
         "sample_top_p.onnx": sample_top_p(),
+        "voice_activity.onnx": voice_activity(),
     }
 
 

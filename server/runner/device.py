@@ -180,9 +180,8 @@ class OnnxDevice:
         return options
 
     def weightless(self, name: str, *, is_captured: bool = False) -> Session:
-        """Load a graph of the server's own, which `export.graphs.weightless` created."""
-        graph = (files("seq2seq_serve.server.runner") / "weightless" / f"{name}.onnx").read_bytes()
-        return self.session(name, graph, is_captured=is_captured)
+        """Load a graph of the server's own, which selects tokens or moves rows."""
+        return self.session(name, weightless(name), is_captured=is_captured)
 
     def replay(self, session: Session, binding: ort.IOBinding, graph_id: int) -> None:
         """Run a captured session; each thread's first run with a `graph_id` is captured.
@@ -276,13 +275,18 @@ def operators_remarks(path: Path, provider: str) -> tuple[Remark, ...]:
     return ((logging.WARNING, f"{text}: {problem}"),) if problem else ()
 
 
-def small_session(file: Path) -> Session:
+def weightless(name: str) -> bytes:
+    """Returns a graph of the server's own, which `export.graphs.weightless` created."""
+    return (files("seq2seq_serve.server.runner") / "weightless" / f"{name}.onnx").read_bytes()
+
+
+def small_session(graph: bytes) -> Session:
     """Load a graph that is too small for several threads, with its weights, on the CPU."""
     options = ort.SessionOptions()
     options.use_per_session_threads = not share_threads.cache_info().currsize
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4
-    return Session(file.read_bytes(), options, providers=[_FULL_NAMES[CPU]])
+    return Session(graph, options, providers=[_FULL_NAMES[CPU]])
 
 
 @functools.cache

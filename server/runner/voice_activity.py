@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from hashlib import sha256
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -15,13 +16,27 @@ from pathlib import Path
 import numpy as np
 
 from seq2seq_serve.bundle.audio import SAMPLE_RATE, SPEECH_MARGIN, Samples, Span
+from seq2seq_serve.protos.onnx_weights_pb2 import Model
 from seq2seq_serve.server.engine.request import Array
-from seq2seq_serve.server.runner.device import Session, small_session
+from seq2seq_serve.server.runner.device import Session, small_session, weightless
 
 _FILES = (
     ("faster_whisper", "assets/silero_vad_v6.onnx"),
     ("silero_vad", "data/silero_vad_16k_sequence.onnx"),
 )
+# The SHA-256 of the version for which the server has a graph that is 3.5 times as fast as its own
+# (`export.graphs.voice_activity`), and the names of its weights by those of the graph's inputs
+_KNOWN = "4cbf549b8326f60f80f2536d9eefeb450a9abe83365a098031c89719f1be17d2"
+_WEIGHTS = {
+    "basis": "encoder.feature_extractor.forward_basis_buffer",
+    **{f"weight_{i}": f"encoder.conv_layers.{i}.weight" for i in range(4)},
+    **{f"bias_{i}": f"encoder.conv_layers.{i}.bias" for i in range(4)},
+    "input_weights": "onnx::LSTM_209",
+    "state_weights": "onnx::LSTM_210",
+    "gate_biases": "onnx::LSTM_211",
+    "output_weight": "decoder.conv1d.weight",
+    "output_bias": "decoder.conv1d.bias",
+}
 _CHUNK, _CONTEXT = 512, 64  # samples whose probability is computed, and those before them that are read, too
 _STATE = (1, 1, 128)
 _BLOCK = 512  # chunks of one run
@@ -220,5 +235,22 @@ def _session() -> Session:
         if spec is not None and spec.origin is not None:
             file = Path(spec.origin).parent / name
             if file.is_file():
-                return small_session(file)
+                return small_session(_arranged(file.read_bytes()))
     raise MissingVoiceActivityError
+
+
+def _arranged(model: bytes) -> bytes:
+    """Returns the server's own graph with the weights of a model; one of another version as it is."""
+    if sha256(model).hexdigest() != _KNOWN:
+        return model
+    given = {tensor.name: tensor for tensor in Model.FromString(model).graph.initializer}
+    arranged = Model.FromString(weightless("voice_activity"))
+    graph = arranged.graph
+    for name, given_name in _WEIGHTS.items():
+        weight = graph.initializer.add()
+        weight.CopyFrom(given[given_name])
+        weight.name = name
+    others = [value for value in graph.input if value.name not in _WEIGHTS]
+    del graph.input[:]
+    graph.input.extend(others)
+    return arranged.SerializeToString()

@@ -18,7 +18,8 @@ ELSEWHERE = {
     "sample_sorted": ["Squeeze"],
     "times": ["Squeeze"],
 }
-WEIGHTLESS = [path.stem for path in sorted(weightless.FOLDER.glob("*.onnx"))]
+ON_THE_HOST = "voice_activity"
+WEIGHTLESS = [path.stem for path in sorted(weightless.FOLDER.glob("*.onnx")) if path.stem != ON_THE_HOST]
 MAX_TOP_P_LAUNCHES = 40  # 546 where all tokens are sorted
 
 

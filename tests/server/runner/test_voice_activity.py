@@ -4,12 +4,14 @@ import math
 import sys
 from importlib.util import find_spec
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from seq2seq_serve.bundle.audio import SAMPLE_RATE
 from seq2seq_serve.server.runner import voice_activity
+from seq2seq_serve.server.runner.device import small_session
 from seq2seq_serve.server.runner.voice_activity import (
     MissingVoiceActivityError,
     SpeechRules,
@@ -151,3 +153,31 @@ def test_speech_of_a_stream_is_that_of_the_whole_sound(sizes):
         place, number = place + size, number + 1
     spans += [ended for ended, _ in stream.finish() if ended is not None]
     assert spans == list(voice_activity._speech(samples, rules, lambda: None)) != []
+
+
+@needs_model
+def test_the_servers_own_graph_has_the_probabilities_of_the_models():
+    spec = find_spec("faster_whisper")
+    if spec is None or spec.origin is None:
+        pytest.skip("another package has another version of the model")
+    model = (Path(spec.origin).parent / "assets" / "silero_vad_v6.onnx").read_bytes()
+    arranged = voice_activity._arranged(model)
+    assert arranged != model
+    heard = np.concatenate([np.zeros(64, np.float32), vowels(3), quiet(1)])
+    chunks = np.lib.stride_tricks.sliding_window_view(heard, 576)[::512]
+    own, given = small_session(arranged), small_session(model)
+    states = {session: voice_activity._first_state() for session in (own, given)}
+    for first, count in ((0, 1), (1, 7), (8, len(chunks) - 8)):
+        feed = {"input": chunks[first : first + count].copy()}
+        its, expected = (session.run(None, feed | states[session]) for session in (own, given))
+        for one, other in zip(its, expected, strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-4)  # sums of another order
+        states = {
+            own: dict(zip("hc", its[1:], strict=True)),
+            given: dict(zip("hc", expected[1:], strict=True)),
+        }
+    assert its[0].max() > 0.5 > its[0].min()
+
+
+def test_another_version_of_the_model_runs_by_its_own_graph():
+    assert voice_activity._arranged(b"another") == b"another"
