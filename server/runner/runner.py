@@ -739,7 +739,7 @@ def _requests_of_every_selection(
     request: Request, times: Timestamps | None, *, detects: bool
 ) -> list[Request]:
     """Returns a plain request and others that together need every graph that selects a model's tokens."""
-    constraints = Constraints(min_new_tokens=1, suppressed_token_ids=frozenset({0}), times=times)
+    constraints = Constraints(min_new_tokens=1, logit_bias={0: -1.0}, times=times)
     samplings = [
         Sampling(1.0, top_k, top_p, min_p=0.0, seed=0) for top_k, top_p in ((0, 1.0), (1, 1.0), (0, 0.5))
     ]

@@ -241,9 +241,22 @@ def suppressing(bundle, never_ids):
     return dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, generation=generation))
 
 
+def only_suppressing(request, more):
+    """A request with the same suppressed tokens, and more, and without biases."""
+    suppressed = request.constraints.suppressed_token_ids | more
+    constraints = dataclasses.replace(request.constraints, suppressed_token_ids=suppressed, logit_bias={})
+    return dataclasses.replace(request, constraints=constraints)
+
+
 def test_tokens_that_the_model_never_selects_are_forbidden_in_every_mode(
     random_trained, random_bundle, requests
 ):
+    constrained = [request for request in requests if request.constraints != NO_CONSTRAINTS]
+    few_and_many = [
+        only_suppressing(request, {EOS_ID} if i % 2 else set()) for i, request in enumerate(constrained)
+    ]
+    requests = [*requests, *few_and_many]
+    assert {len(request.constraints.suppressed_token_ids) > 16 for request in few_and_many} == {True, False}
     before = [
         token_id for result in run(random_bundle, requests, num_slots=7) for token_id in result.best.token_ids
     ]
