@@ -10,8 +10,7 @@ from dataclasses import replace
 
 # Libraries read these when they are imported. gRPC's own log would repeat our messages.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-# The threads of numpy's products wait for work without sleeping: with them a spectrogram takes four times as
-# much processor time, which the engines lack.
+# The threads of numpy's products wait for work without sleeping; the engines need the processor.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from seq2seq_serve.commands import Parser, add_version, needs_extra, program
