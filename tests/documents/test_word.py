@@ -447,10 +447,11 @@ def test_any_translation_of_a_paragraph_is_valid_and_keeps_each_mark_once(case):
         if name not in ("t", "delText", "instrText"):
             assert not (element.text or "").strip()
         assert not (element.tail or "").strip()
-    if not re.search("fldSimple|oMath|PAGEREF", paragraph):  # whose texts may be in place of a word
-        shown = re.sub("<w:(txbxContent|rt)>.*?</w:\\1>", "", body(written))
-        texts = re.findall("<w:t(?: [^>]*)?>([^<]*)", shown.replace("<w:noBreakHyphen/>", "<w:t>-"))
-        assert "".join("".join(texts).split()) == "".join(target.split())
+    shown = re.sub("<w:(txbxContent|rt)>.*?</w:\\1>", "", body(written))
+    texts = re.findall("<w:t(?: [^>]*)?>([^<]*)", shown.replace("<w:noBreakHyphen/>", "<w:t>-"))
+    shown = "".join("".join(texts).split())
+    fixed = re.search("fldSimple|oMath|PAGEREF|<w:sdt", paragraph)  # may be in place of the same text
+    assert shown.count("v") == target.count("v") if fixed else shown == "".join(target.split())
     ids = [
         Counter(
             (element.tag, value)
