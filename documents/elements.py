@@ -325,6 +325,7 @@ class Content:
             self.flows.tags = Tags(parts, self.decoded, self.escape)
         for event in events:
             self.add(event, event.local)
+        self.flows.close_all()
 
     def _kept_by(self, event: Event, name: str) -> Callable[[str], object] | None:
         """Returns what keeps an element with all that it has inside; None if it does not stay."""

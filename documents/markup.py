@@ -620,6 +620,8 @@ class Flows:
             self.add_markup("")  # for an element without a text, which stays
         while (innermost := self._names.pop()) != name:
             self._num_open[innermost] -= 1
+            if self.tags is not None:  # a string has as many tags as before
+                self._closes[self._place] = ""
             self._leave()
         self._num_open[name] -= 1
         if isinstance(markup, Tag) or self._place.first < self._num_before:
@@ -628,6 +630,11 @@ class Flows:
             self._place.close = markup
         self._leave()
         self._tokens.append(markup)
+
+    def close_all(self) -> None:
+        """Adds the end of a string, in which tags may lack their ends."""
+        while self._names:
+            self.close("", self._names[-1])
 
     def end(self, markup: str | Tag = "") -> None:
         """Ends a flow: what follows belongs to other texts."""

@@ -7,9 +7,10 @@ import html
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from seq2seq_serve.documents.markup import Flows, unescaped
@@ -71,7 +72,7 @@ _EMBEDDED = {
 } | dict.fromkeys(("embed", "input"), re.compile(""))
 _EMBEDDED_CHARACTERS = 4000  # of one of them
 _GOES_ON = re.compile(r"\s*+[^<\s]")
-_VOID = frozenset(
+VOID = frozenset(
     ["area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"]
 )
 _ENDS = {
@@ -187,40 +188,32 @@ class HtmlDocument(Document):
 
     def _add_note(self, tag: re.Match[str]) -> int:
         """Adds the number of a note; returns the place after it, and 0 if the element is not one."""
-        found, opened, parts, shown = list[tuple[str, re.Match[str]]](), list[str](), list[str](), ""
-        while len(found) < MAX_TAGS:
-            name, end = (tag[2] or "").lower(), tag.end()
-            if name not in INLINE or name in FIXED or (tag[1] and opened.pop() != name):
-                return 0
-            found.append((name, tag))
-            parts.append(tag[0])
-            if not tag[1]:
-                opened.append(name)
-            if not opened:
-                break
-            begin, end = end, self._text.find("<", end, end + MAX_CHARACTERS + 1)
-            parts.append(self._text[begin:end])
-            text = unescaped(parts[-1])
-            shown += text
-            inside = None if end < 0 or WORD.search(text) else _MARKUP.match(self._text, end)
-            if inside is None:
-                return 0
-            tag = inside
-        values = [(name, _values(tag[0], len(name) + 1) if not tag[1] else {}) for name, tag in found]
-        elements = [
-            (name, *(_value(its[by]) if by in its else "" for by in ("href", "role", "epub:type")))
-            for name, its in values
-        ]
-        notes = [(name, target, f"{role} {kind}") for name, target, role, kind in elements]
+        found = note_of(self._from(tag))
+        if found is None:
+            return 0
+        parts, elements, shown = found
+        end = tag.start() + sum(map(len, parts))
         after = self._text[end : end + 1].strip("<")
-        if opened or not is_note(notes, shown, self._flows.last_characters, after):
+        if not is_note(elements, shown, self._flows.last_characters, after):
             return 0
         note = self._flows.add_note("".join(parts), after)
-        for number, (name, its) in enumerate(values):
-            self._add_attributes(
-                parts[2 * number], partial(_replace_part, note, parts, 2 * number), name, its
-            )
+        for number, part in enumerate([*parts]):
+            if not number % 2 and part[1] != "/":
+                name = elements[number // 2][0]
+                values = _values(part, len(name) + 1)
+                self._add_attributes(part, partial(_replace_part, note, parts, number), name, values)
         return end
+
+    def _from(self, tag: re.Match[str]) -> Iterator[str]:
+        """Yields a tag, and the texts and tags after it, as far as they may be the number of a note."""
+        found: re.Match[str] | None = tag
+        while found is not None:
+            yield found[0]
+            begin, end = found.end(), self._text.find("<", found.end(), found.end() + MAX_CHARACTERS + 1)
+            if end < 0:
+                return
+            yield self._text[begin:end]
+            found = _MARKUP.match(self._text, end)
 
     def _add_embedded(self, tag: re.Match[str], name: str) -> int:
         """Adds an element with texts of its own within a sentence; returns the place after it, or 0."""
@@ -254,7 +247,7 @@ class HtmlDocument(Document):
 
     def _start(self, markup: str, name: str) -> None:
         """Adds the tag that begins an element."""
-        is_empty = name in _VOID or markup.endswith("/>")
+        is_empty = name in VOID or markup.endswith("/>")
         values = {} if self._left_out else _values(markup, len(name) + 1)
         if self._left_out or name in _LEFT_OUT or name in FIXED or self._is_kept(name, values):
             is_inline = name in _WITHIN or (name in _DRAWN and self._is_within)
@@ -345,6 +338,35 @@ class HtmlDocument(Document):
             else:
                 self._flows.segments.append(Segment([(text, 0)], write))
         parts.append(tag[end:])
+
+
+def note_of(parts: Iterable[str]) -> tuple[list[str], list[tuple[str, str, str]], str] | None:
+    """Returns what may be the number of a note: its parts, and elements and text as `is_note` has them.
+
+    Args:
+        parts: Those of a page from a tag on: tags, and the texts between them. None is read after a word.
+    """
+    read, elements, opened, shown = list[str](), list[tuple[str, str, str]](), list[str](), ""
+    for part in islice(parts, 2 * MAX_TAGS):
+        read.append(part)
+        if not len(read) % 2:
+            shown += unescaped(part)
+            if WORD.search(shown):
+                return None
+            continue
+        tag = _MARKUP.fullmatch(part)
+        name = (tag[2] or "").lower() if tag else ""
+        if not tag or name not in INLINE or name in FIXED or (tag[1] and opened.pop() != name):
+            return None
+        values = _values(part, len(name) + 1) if not tag[1] else {}
+        names = "href", "role", "epub:type"
+        target, role, kind = (_value(values[by]) if by in values else "" for by in names)
+        elements.append((name, target, f"{role} {kind}"))
+        if not tag[1]:
+            opened.append(name)
+        if not opened:
+            return read, elements, shown
+    return None
 
 
 def _values(tag: str, place: int) -> dict[str, re.Match[str]]:

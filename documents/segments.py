@@ -45,11 +45,12 @@ _DIRECTIVE = re.compile(r"%[-_^#0]?[a-zA-Z]")  # of a format for dates
 _CONTROL = re.compile(r"\s*[\x00-\x1f\x7f-\x9f\u2028\u2029]\s*+")  # line breaks, tabs, and what no text has
 
 
-def tags_between(less: str, greater: str) -> re.Pattern[str]:
-    """Returns what finds tags, given how the brackets around them may be written."""
+def tags_between(less: str, greater: str, quotes: Sequence[str] = ('"', "'")) -> re.Pattern[str]:
+    """Returns what finds tags, given how their brackets and the quotes around values may be written."""
     inside = rf"(?:(?!{less}|{greater}).)"
+    values = "|".join(rf"=\s?\\?(?:{quote})(?:(?!{less}|{quote}).){{0,500}}(?:{quote})" for quote in quotes)
     return re.compile(
-        rf"(?:{less})(/?)([a-zA-Z][\w.:-]{{0,63}}|[0-9]{{1,3}})(\s{inside}{{0,500}}?)?(/?)(?:{greater})",
+        rf"(?:{less})(/?)([a-zA-Z][\w.:-]{{0,63}}|[0-9]{{1,3}})(\s(?>{values}|{inside}){{0,500}}?)?(/?)(?:{greater})",
         re.DOTALL,
     )
 
