@@ -127,7 +127,7 @@ class _Flow:
         runs = dict[tuple[Tag | None, frozenset[str]], Tag]()
         heres = [in_run(token, runs) for token in self.tokens if isinstance(token, Here)]
         texts = [here for here in heres if here.around is not None]
-        last = next((here for here in reversed(heres) if here.markup), None)
+        last = next((here for here in reversed(heres) if here.markup or here.space), None)
         if last is not None and last.space:  # a note, which has the white space before it
             pieces = [*pieces[:-1], (pieces[-1][0].rstrip(), pieces[-1][1])]
         parts = with_fixed([(text, texts[number]) for text, number in pieces if text], texts)
@@ -358,7 +358,8 @@ class _Writer:
             return
         at = place
         for mark in self._waiting.pop(place):
-            is_spaced = mark.is_fixed and (mark.around is not None or self._is_between_spaces(mark))
+            is_own = mark.is_fixed and mark.space is None
+            is_spaced = is_own and (mark.around is not None or self._is_between_spaces(mark))
             if is_spaced and self._is_after_word:
                 outer = mark.place.around or NO_TAG if mark.place.is_run else mark.place
                 at = self._move(at, outer, self._space)
@@ -556,22 +557,29 @@ class Flows:
             markup: The markup.
             after: The text that follows.
         """
-        last = self._pieces[-1][0][-1:] if self._pieces else ""
-        here = Here(markup, self._place, number=self._num_texts, space=last if last.isspace() else "")
-        here.is_after_end = is_after_end(self.last_characters, after)
+        here = Here(markup, self._place, number=self._num_texts)
         self._tokens.append(here)
+        self._put_beside(here, after)
         return here
+
+    def _put_beside(self, note: Here, after: str) -> None:
+        """Lets a note stay beside the text before it; `after` is the text that follows."""
+        last = self._pieces[-1][0][-1:] if self._pieces else ""
+        note.space = last if last.isspace() else ""
+        note.is_after_end = is_after_end(self.last_characters, after)
 
     def inner(self) -> Flows:
         """Returns what cuts markup inside of the present flow, with texts of its own."""
         return Flows(self._escape, is_tight=self._how[0], is_ordered=self._how[1])
 
-    def add_inner(self, inner: Flows) -> None:
-        """Adds the markup that was cut."""
+    def add_inner(self, inner: Flows, after: str | None = None) -> None:
+        """Adds the markup that was cut; `after` is the text that follows it if it is a note."""
         inner.end()
-        self.add_parts([inner.part()])
+        box = self.add_parts([inner.part()])
+        if after is not None:
+            self._put_beside(box, after)
 
-    def add_parts(self, parts: Sequence[Part], *, is_spaced: bool = False) -> None:
+    def add_parts(self, parts: Sequence[Part], *, is_spaced: bool = False) -> Here:
         """Adds markup with texts of its own that stands within a sentence.
 
         Args:
@@ -589,6 +597,7 @@ class Flows:
             self._add(box)
         else:
             self._tokens.append(box)
+        return box
 
     def open(self, markup: str, name: str, *, is_single: bool = False, is_run: bool = False) -> Tag:
         """Adds a tag that formats the texts inside; one that is single is never written twice."""
