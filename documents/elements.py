@@ -245,8 +245,10 @@ class Content:
         source_language: The tag of the language of its texts; empty if it is not known.
         decoded: Returns what the markup of a text says.
         escape: Returns how a text is written.
+        has_spaced_boxes: Whether markup with texts of its own always stands between spaces.
     """
 
+    has_spaced_boxes = False
     decoded = staticmethod(unescaped)
     escape = staticmethod(escaped_xml)
 
@@ -299,7 +301,7 @@ class Content:
         elif event.kind == BEGIN and (keep := self._kept_by(event, name)):
             self._keep, self._depth = keep, 1
             self._kept.append(event.markup)
-        elif name in names.boxes and event.kind == BEGIN and self._outer is None:
+        elif event.kind == BEGIN and self._outer is None and self._is_box(name):
             self._depth_in_box = 1
             self._begin_box()
             self.flows.end(event.markup)
@@ -341,6 +343,10 @@ class Content:
             return self.flows.add_source
         return self.flows.end if name in self._names.left_out else None
 
+    def _is_box(self, name: str) -> bool:
+        """Whether an element that begins here has texts of its own, within the one around it."""
+        return name in self._names.boxes
+
     def _begin_box(self) -> None:
         """Begins markup within a text that has texts of its own."""
         self._outer, self.flows = self.flows, self.flows.inner()
@@ -348,7 +354,7 @@ class Content:
     def _end_box(self, markup: str) -> None:
         inner, self.flows, self._outer = self.flows, self._outer or self.flows, None
         inner.end(markup)
-        self.flows.add_inner(inner)
+        self.flows.add_parts([inner.part()], is_spaced=self.has_spaced_boxes)
 
     def _add_range(self, event: Event, markup: str) -> None:
         """Adds the begin or the end of a range of texts; an empty range, as of a bookmark, has no words."""

@@ -584,7 +584,7 @@ class _Adder:
             return
         self._flows.end(self._marked(part.end))
         inner, self._flows = self._flows, self._outer.pop()
-        self._flows.add_inner(inner, self._text[part.end : part.end + _NUM_AFTER])
+        self._flows.add_inner_note(inner, self._text[part.end : part.end + _NUM_AFTER])
 
     def _add_note(self, parts: Sequence[_Part]) -> bool:
         """Adds the number of a note, if parts begin with one: a link or a tag of HTML."""

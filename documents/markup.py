@@ -572,12 +572,9 @@ class Flows:
         """Returns what cuts markup inside of the present flow, with texts of its own."""
         return Flows(self._escape, is_tight=self._how[0], is_ordered=self._how[1])
 
-    def add_inner(self, inner: Flows, after: str | None = None) -> None:
-        """Adds the markup that was cut; `after` is the text that follows it if it is a note."""
-        inner.end()
-        box = self.add_parts([inner.part()])
-        if after is not None:
-            self._put_beside(box, after)
+    def add_inner_note(self, inner: Flows, after: str) -> None:
+        """Adds a note, which was cut, and stays as `add_note` says."""
+        self._put_beside(self.add_parts([inner.part()]), after)
 
     def add_parts(self, parts: Sequence[Part], *, is_spaced: bool = False) -> Here:
         """Adds markup with texts of its own that stands within a sentence.

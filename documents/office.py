@@ -34,7 +34,7 @@ from seq2seq_serve.documents.elements import (
 )
 from seq2seq_serve.documents.markup import Flows
 from seq2seq_serve.documents.notes import MAX_CHARACTERS, MAX_TAGS, WORD, is_note, stays
-from seq2seq_serve.documents.page import READINGS, RUBY
+from seq2seq_serve.documents.page import EMBEDDED, READINGS, RUBY
 from seq2seq_serve.documents.segments import Document, Part, TextSpan, wrong_file
 from seq2seq_serve.documents.spans import Tag
 from seq2seq_serve.protos.languages import is_other_language
@@ -322,7 +322,7 @@ class OpenDocument(Archive):
 
 _SVG, _MATH = "http://www.w3.org/2000/svg svg", "http://www.w3.org/1998/Math/MathML math"
 _PICTURES = frozenset([f"{_XHTML}img", _SVG, _MATH])
-_EMBEDDED = named(_XHTML, "audio canvas embed iframe input object video")
+_EMBEDDED = frozenset(_XHTML + name for name in EMBEDDED)
 _RUBY = f"{_XHTML}ruby"
 _EPUB_TYPE = "http://www.idpf.org/2007/ops type"
 _NUM_TAGS_AFTER = 4  # between a number and the text of which it may be a part
@@ -334,6 +334,8 @@ class _PageContent(Content):
 
     Elements in another language than that of the texts stay, too. Readings belong to the source, as in HTML.
     """
+
+    has_spaced_boxes = True
 
     def __init__(self, flows: Flows, names: Names) -> None:
         super().__init__(flows, names)
@@ -419,12 +421,18 @@ class _PageContent(Content):
         tag = event.attributes.get("lang") or event.attributes.get(_LANGUAGE, "")
         if is_other_language(tag, self.source_language):
             return self._add_fixed if name in self._names.around else self.flows.end
-        is_within = self.flows.has_words and self.flows.last_characters[-1:].isspace()
-        if name not in _PICTURES and not (is_within and name in _EMBEDDED):
+        if name not in _PICTURES:
             return super()._kept_by(event, name)
-        if not is_within:
+        if not self._is_within:
             return self.flows.end
         return self._add_fixed if name == _MATH else self._add_picture
+
+    @property
+    def _is_within(self) -> bool:
+        return self.flows.has_words and self.flows.last_characters[-1:].isspace()
+
+    def _is_box(self, name: str) -> bool:
+        return name in _EMBEDDED and self._is_within
 
     def _add_picture(self, markup: str) -> None:
         self.flows.add_fixed(markup, "")

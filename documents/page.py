@@ -55,7 +55,7 @@ _WITHIN = INLINE | READINGS | RUBY | {"wbr"}
 _DRAWN = frozenset(["math", "svg"])  # formulas and pictures, which stand within a sentence
 _LEFT_OUT = _DRAWN | {"pre", "script", "style", "template", "textarea"}
 # These stand within a sentence that goes on after them, with texts of their own.
-_EMBEDDED = {
+EMBEDDED = {
     name: re.compile(rf"</{name}\s*+>", re.IGNORECASE | re.ASCII)
     for name in (
         "audio",
@@ -115,7 +115,6 @@ class HtmlDocument(Document):
         self._fixed: list[str] = []  # its markup, if it stands within a sentence
         self._fixed_texts: list[str] = []
         self._is_embedded = False  # whether the text is that of an element within a sentence
-        self._is_apart = False  # whether white space is before the tag
         self._reading = ""  # the element of ruby around the place: "ruby", or that of a reading
 
     def parts(self) -> Iterator[Part]:
@@ -135,7 +134,6 @@ class HtmlDocument(Document):
             elif found[1]:
                 self._end(found[0], name)
             else:
-                self._is_apart = text[found.start() - 1 : found.start()].isspace()
                 after = 0 if self._left_out else self._add_note(found) or self._add_embedded(found, name)
                 if after := after or self._add_without_letters(found[0], name, place):
                     place = after
@@ -182,7 +180,7 @@ class HtmlDocument(Document):
             is_over = is_end and name == "ruby"
             self._reading = "" if is_over else "ruby" if is_end or name in RUBY else name
             return is_end or name in READINGS or not self._is_kept(name, _values(markup, len(name) + 1))
-        if name not in INLINE and name != "wbr":
+        if name not in INLINE and name not in VOID:
             self._reading = ""
         return name == "wbr" or self._reading in READINGS
 
@@ -217,9 +215,9 @@ class HtmlDocument(Document):
 
     def _add_embedded(self, tag: re.Match[str], name: str) -> int:
         """Adds an element with texts of its own within a sentence; returns the place after it, or 0."""
-        if name not in _EMBEDDED or self._is_embedded or not self._is_within:
+        if name not in EMBEDDED or self._is_embedded or not self._is_within:
             return 0
-        end = _EMBEDDED[name].search(self._text, tag.end(), tag.end() + _EMBEDDED_CHARACTERS)
+        end = EMBEDDED[name].search(self._text, tag.end(), tag.end() + _EMBEDDED_CHARACTERS)
         if end is None or not _GOES_ON.match(self._text, end.end()):
             return 0
         inner = HtmlDocument(b"", Path(), "utf-8")
@@ -283,7 +281,7 @@ class HtmlDocument(Document):
     @property
     def _is_within(self) -> bool:
         """Whether a picture or formula stands within a sentence, after a word and a space."""
-        return self._is_apart and self._flows.has_words
+        return self._flows.has_words and self._flows.last_characters[-1:].isspace()
 
     def _end(self, markup: str, name: str) -> None:
         """Adds the end of an element. That of one around an element that is left out also ends this one."""
