@@ -27,6 +27,9 @@ _BREAK = "wbr"  # between the letters of a word
 # A page, whose scripts, comments and attributes only a parser of HTML tells from texts
 _PAGE = re.compile(r"<(?:!--|!\[|(?:script|style|ruby|svg|math)\b)|\btranslate\s*=", re.IGNORECASE)
 _REFERENCE = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z][a-zA-Z0-9]{1,31});")
+_FORMULA = re.compile(  # of TeX
+    r"(\$\$[^$]{1,1000}\$\$|\$(?![\s${])(?=[^$]*[\\^_=])[^$]{1,500}(?<![\s\\])\$(?!\w)|\\\((?:(?!\\\)).){1,500}\\\))"
+)
 _PIECE = re.compile(rf"{TAG.pattern}|<[^\s<>]*+>?|&(?:#?\w{{1,32}};)?|[^<&]++", re.DOTALL)
 
 _ESCAPED_TAG = tags_between(
@@ -258,8 +261,12 @@ def string_part(text: str, changed: Callable[[str], str] = str) -> Part:
         for number, line in enumerate(written.split("\n")):
             if number:
                 flows.end("\n")
-            if line:
-                flows.add_text(line, line if tags is None else tags.said(line))
+            for place, part in enumerate(_FORMULA.split(line)):
+                text = part if tags is None else tags.said(part)
+                if place % 2:
+                    flows.add_fixed(part, text)
+                elif part:
+                    flows.add_text(part, text)
 
     if tags is None:
         add_text(text)
