@@ -19,6 +19,8 @@ from pathlib import Path
 from xml.parsers import expat
 
 from seq2seq_serve.documents.markup import Flows, escaped_xml, unescaped
+from seq2seq_serve.documents.notes import MAX_TAGS, is_note
+from seq2seq_serve.documents.page import note_of
 from seq2seq_serve.documents.segments import Document, Part, Segment, TextSpan, has_words, wrong_file
 from seq2seq_serve.documents.spans import Here, Tag
 from seq2seq_serve.documents.tags import Element, Tags
@@ -325,9 +327,30 @@ class Content:
             written = (event for event in events if event.kind != OTHER and not _is_cdata(event))
             parts = [elements.get(event.kind, event.markup) for event in written]
             self.flows.tags = Tags(parts, self.decoded, self.escape)
-        for event in events:
-            self.add(event, event.local)
+        place = 0
+        while place < len(events):
+            size = self._add_note(events[place : place + 2 * MAX_TAGS])
+            if not size:
+                self.add(events[place], events[place].local)
+            place += size or 1
         self.flows.close_all()
+
+    def _add_note(self, events: Sequence[Event]) -> int:
+        """Adds the number of a note if events of a string begin with one; returns how many it has."""
+        parts = list[str]()
+        if events[0].kind == BEGIN and events[0].local in self._names.around and not self._depth:
+            for event in events:
+                parts += [""] * (event.kind != TEXT and len(parts) % 2) + [event.markup]
+        found = note_of(parts)
+        if found is None:
+            return 0
+        read, elements, shown = found
+        size = sum(map(bool, read))
+        after = events[size].text if size < len(events) else ""
+        if not is_note(elements, shown, self.flows.last_characters, after):
+            return 0
+        self.flows.add_note("".join(read), after)
+        return size
 
     def _kept_by(self, event: Event, name: str) -> Callable[[str], object] | None:
         """Returns what keeps an element with all that it has inside; None if it does not stay."""

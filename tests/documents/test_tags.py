@@ -170,6 +170,13 @@ def test_android_keeps_tags_around_its_elements_and_spaces_at_the_ends():
     assert f'"k">{expected}</string>' in written
 
 
+def test_android_keeps_numbers_of_notes_beside_the_words_before_them():
+    string = 'one note<sup><a href="#n">1</a></sup> and m<sup>2</sup>'
+    texts, written = translated("strings.xml", KINDS["strings.xml"][0] % string, backwards)
+    assert texts == ["one note and m2"]
+    assert '"k">M<sup>2</sup> AND NOTE ONE<sup><a href="#n">1</a></sup></string>' in written
+
+
 def test_android_does_not_take_a_backslash_for_a_space():
     written = translated("strings.xml", KINDS["strings.xml"][0] % r"one two\\u0020", backwards)[1]
     assert r'"k">TWO\\U0020 ONE<' in written
