@@ -19,7 +19,7 @@ from pathlib import Path
 from xml.parsers import expat
 
 from seq2seq_serve.documents.markup import Flows, escaped_xml, unescaped
-from seq2seq_serve.documents.notes import MAX_TAGS, is_note
+from seq2seq_serve.documents.notes import MAX_TAGS
 from seq2seq_serve.documents.page import note_of
 from seq2seq_serve.documents.segments import Document, Part, Segment, TextSpan, has_words, wrong_file
 from seq2seq_serve.documents.spans import Here, Tag
@@ -341,16 +341,10 @@ class Content:
         if events[0].kind == BEGIN and events[0].local in self._names.around and not self._depth:
             for event in events:
                 parts += [""] * (event.kind != TEXT and len(parts) % 2) + [event.markup]
-        found = note_of(parts)
-        if found is None:
-            return 0
-        read, elements, shown = found
-        size = sum(map(bool, read))
-        after = events[size].text if size < len(events) else ""
-        if not is_note(elements, shown, self.flows.last_characters, after):
-            return 0
-        self.flows.add_note("".join(read), after)
-        return size
+        read, after = note_of([*parts, ""], self.flows.last_characters) or ([], "")
+        if read:
+            self.flows.add_note("".join(read), after)
+        return sum(map(bool, read))
 
     def _kept_by(self, event: Event, name: str) -> Callable[[str], object] | None:
         """Returns what keeps an element with all that it has inside; None if it does not stay."""

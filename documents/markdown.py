@@ -13,13 +13,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, pairwise, zip_longest
+from itertools import pairwise
 from pathlib import Path
 from string import punctuation
 from typing import Any
 
 from seq2seq_serve.documents.markup import Flows, escaped_xml, unescaped
-from seq2seq_serve.documents.notes import MAX_TAGS, is_note
+from seq2seq_serve.documents.notes import MAX_CHARACTERS, MAX_TAGS
 from seq2seq_serve.documents.page import FIXED, FORMATTING, INLINE, READINGS, RUBY, note_of
 from seq2seq_serve.documents.segments import (
     LETTER,
@@ -588,19 +588,14 @@ class _Adder:
 
     def _add_note(self, parts: Sequence[_Part]) -> bool:
         """Adds the number of a note, if parts begin with one: a link or a tag of HTML."""
-        tags, text = _as_html(parts, self._text), self._text
-        between = [text[end:begin] for (_, end, _), (begin, _, _) in pairwise(tags)]
-        found = note_of(chain.from_iterable(zip_longest((tag for *_, tag in tags), between, fillvalue="")))
-        if found is None or parts[0].title:
-            return False
-        read, elements, shown = found
-        end = tags[len(read) // 2][1]
-        after = text[end : end + _NUM_AFTER]
         self._flush()
-        if not is_note(elements, shown.replace("\\", ""), self._flows.last_characters, after):
-            return False
-        self._flows.add_note(self._marked(end), after)
-        return True
+        tags, pieces = _as_html(parts, self._text), list[str]()
+        for (_, end, tag), (begin, _, _) in pairwise([*tags, (len(self._text), 0, "")]):
+            pieces += [tag, self._text[end : min(begin, end + MAX_CHARACTERS)].replace("\\", "")]
+        found = None if parts[0].title else note_of(pieces, self._flows.last_characters)
+        if found is not None:
+            self._flows.add_note(self._marked(tags[len(found[0]) // 2][1]), found[1])
+        return found is not None
 
     def _add_part(self, part: _Part, end: int) -> None:
         flows = self._flows

@@ -186,32 +186,27 @@ class HtmlDocument(Document):
 
     def _add_note(self, tag: re.Match[str]) -> int:
         """Adds the number of a note; returns the place after it, and 0 if the element is not one."""
-        found = note_of(self._from(tag))
+        found = note_of(self._from(tag), self._flows.last_characters)
         if found is None:
             return 0
-        parts, elements, shown = found
-        end = tag.start() + sum(map(len, parts))
-        after = self._text[end : end + 1].strip("<")
-        if not is_note(elements, shown, self._flows.last_characters, after):
-            return 0
+        parts, after = found
         note = self._flows.add_note("".join(parts), after)
         for number, part in enumerate([*parts]):
-            if not number % 2 and part[1] != "/":
-                name = elements[number // 2][0]
-                values = _values(part, len(name) + 1)
-                self._add_attributes(part, partial(_replace_part, note, parts, number), name, values)
-        return end
+            if (begin := _MARKUP.fullmatch(part)) and not begin[1]:
+                values = _values(part, len(begin[2]) + 1)
+                write = partial(_replace_part, note, parts, number)
+                self._add_attributes(part, write, begin[2].lower(), values)
+        return tag.start() + sum(map(len, parts))
 
     def _from(self, tag: re.Match[str]) -> Iterator[str]:
         """Yields a tag, and the texts and tags after it, as far as they may be the number of a note."""
         found: re.Match[str] | None = tag
         while found is not None:
             yield found[0]
-            begin, end = found.end(), self._text.find("<", found.end(), found.end() + MAX_CHARACTERS + 1)
-            if end < 0:
-                return
-            yield self._text[begin:end]
-            found = _MARKUP.match(self._text, end)
+            begin = found.end()
+            end = self._text.find("<", begin, begin + MAX_CHARACTERS + 1)
+            yield self._text[begin : end if end >= 0 else begin + MAX_CHARACTERS]
+            found = _MARKUP.match(self._text, end) if end >= 0 else None
 
     def _add_embedded(self, tag: re.Match[str], name: str) -> int:
         """Adds an element with texts of its own within a sentence; returns the place after it, or 0."""
@@ -338,14 +333,17 @@ class HtmlDocument(Document):
         parts.append(tag[end:])
 
 
-def note_of(parts: Iterable[str]) -> tuple[list[str], list[tuple[str, str, str]], str] | None:
-    """Returns what may be the number of a note: its parts, and elements and text as `is_note` has them.
+def note_of(parts: Iterable[str], before: str) -> tuple[list[str], str] | None:
+    """Returns the parts of the number of a note, and the text after it; None if there is none.
 
     Args:
-        parts: Those of a page from a tag on: tags, and the texts between them. None is read after a word.
+        parts: Those of a page from a tag on: tags, and the texts between them.
+        before: The last characters before the tag; see `is_note`.
     """
     read, elements, opened, shown = list[str](), list[tuple[str, str, str]](), list[str](), ""
     for part in islice(parts, 2 * MAX_TAGS):
+        if elements and not opened:
+            return (read, part) if is_note(elements, shown, before, part) else None
         read.append(part)
         if not len(read) % 2:
             shown += unescaped(part)
@@ -356,14 +354,12 @@ def note_of(parts: Iterable[str]) -> tuple[list[str], list[tuple[str, str, str]]
         name = (tag[2] or "").lower() if tag else ""
         if not tag or name not in INLINE or name in FIXED or (tag[1] and opened.pop() != name):
             return None
-        values = _values(part, len(name) + 1) if not tag[1] else {}
-        names = "href", "role", "epub:type"
+        if tag[1]:
+            continue
+        opened.append(name)
+        values, names = _values(part, len(name) + 1), ("href", "role", "epub:type")
         target, role, kind = (_value(values[by]) if by in values else "" for by in names)
         elements.append((name, target, f"{role} {kind}"))
-        if not tag[1]:
-            opened.append(name)
-        if not opened:
-            return read, elements, shown
     return None
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 
 from seq2seq_serve.documents.markup import Flows
-from seq2seq_serve.documents.notes import MAX_TAGS, is_note
+from seq2seq_serve.documents.notes import MAX_TAGS
 from seq2seq_serve.documents.page import FIXED, INLINE, VOID, note_of
 from seq2seq_serve.documents.segments import TAG, Part, has_choice, tags_between
 
@@ -157,15 +157,9 @@ class Tags:
     def _add_note(self, flows: Flows, parts: Sequence[str], place: int) -> int:
         """Adds the number of a note, whose first tag is before a place; returns the number of its parts."""
         first = parts[place - 1 : place - 1 + 2 * MAX_TAGS]
-        found = note_of(self._decoded(part) for part in first)
-        if found is None:
-            return 0
-        read, elements, shown = found
-        end = place - 1 + len(read)
-        after = self.said(parts[end])
-        if not is_note(elements, shown, flows.last_characters, after):
-            return 0
-        flows.add_note("".join(parts[place - 1 : end]), after)
+        read, after = note_of(map(self._decoded, first), flows.last_characters) or ([], "")
+        if read:
+            flows.add_note("".join(first[: len(read)]), after)
         return len(read)
 
     def _without_tags(self, parts: Sequence[str]) -> str:
