@@ -141,6 +141,7 @@ class _Reader:
 
     def __init__(self, path: Path, where: str) -> None:
         self.found: deque[tuple[Event, int]] = deque([(Event(OTHER), 0)])
+        self._texts: list[str] = []  # of the last event
         parser = self.parser = expat.ParserCreate("UTF-8", " ")
         parser.buffer_text = False
         parser.StartElementHandler = lambda name, attributes: self._add(Event(BEGIN, name, attributes))
@@ -158,6 +159,8 @@ class _Reader:
         parser.EntityDeclHandler = refuse
 
     def _add(self, event: Event) -> None:
+        self.found[-1][0].text = "".join(self._texts)
+        self._texts.clear()
         self.found.append((event, self.parser.CurrentByteIndex))
 
     def _add_entity(self, name: str, is_parameter: bool) -> None:
@@ -169,11 +172,9 @@ class _Reader:
             self._add(Event(OTHER))
 
     def _add_text(self, text: str) -> None:
-        event, _ = self.found[-1]
-        if event.kind == TEXT:
-            event.text += text
-        else:
-            self._add(Event(TEXT, text=text))
+        if self.found[-1][0].kind != TEXT:
+            self._add(Event(TEXT))
+        self._texts.append(text)
 
 
 @dataclass(frozen=True)
