@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 _Place = tuple[int, int]  # where a word begins and ends in its text
 
-_UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # kana and Han
+UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # kana and Han
 _WORD = re.compile(r"\S+")
-_SHORT_WORD = re.compile(rf"[{_UNSPACED}][^\w\s]*|[^\s{_UNSPACED}]+")
+_SHORT_WORD = re.compile(rf"[{UNSPACED}][^\w\s]*|[^\s{UNSPACED}]+")
 _NOTE_CHARACTERS = 16  # of the number of a note with the marks around it
 _IN_WORD = re.compile(r"\w")
 _LETTER_OR_DIGIT = re.compile(r"[^\W_]")

@@ -19,7 +19,7 @@ from pathlib import Path
 from xml.parsers import expat
 
 from seq2seq_serve.documents.markup import Flows, escaped_xml, unescaped
-from seq2seq_serve.documents.notes import MAX_TAGS
+from seq2seq_serve.documents.notes import MAX_CHARACTERS, MAX_TAGS, is_note
 from seq2seq_serve.documents.page import note_of
 from seq2seq_serve.documents.segments import Document, Part, Segment, TextSpan, has_words, wrong_file
 from seq2seq_serve.documents.spans import Here, Tag
@@ -38,6 +38,9 @@ _DESCRIPTION = re.compile(
     r"""<[^\s/>]+(?:\s+(?!descr\s*=)[^\s=]+\s*=\s*(?:"[^"]*"|'[^']*'))*+\s+descr\s*=\s*("[^"]*"|'[^']*')"""
 )
 _FILE = re.compile(r"\.(?:bmp|emf|gif|jpe?g|png|svg|tiff?|webp|wmf)\s*\Z", re.IGNORECASE)
+_RAISED = re.compile(
+    r"""<[\w:]*rPr\s[^<>]*\bbaseline\s*=\s*["'][1-9]|<[\w:]*vertAlign\s[^<>]*\bval\s*=\s*["']superscript"""
+)
 _CHARSETS = re.compile(r"utf-8|ascii|cp\d+|iso8859-\d+|koi8-[ru]|gb\w*|shift_jis|euc_\w+|big5")
 
 
@@ -197,6 +200,7 @@ class Names:
         keeps_space: Whether elements of texts need an attribute to keep the white space at their ends.
         keeps_lines: Whether line breaks are shown: they end a text, and stay.
         has_tags: Whether texts are strings of programs, which may have tags of HTML, escaped.
+        has_raised: Whether texts may be raised, as the numbers of notes are; all names have a namespace then.
     """
 
     around: frozenset[str] = _NONE
@@ -214,6 +218,7 @@ class Names:
     keeps_space: bool = False
     keeps_lines: bool = False
     has_tags: bool = False
+    has_raised: bool = False
 
 
 def named(namespace: str, names: str) -> frozenset[str]:
@@ -246,6 +251,7 @@ class Content:
     Attributes:
         flows: Those of the document.
         source_language: The tag of the language of its texts; empty if it is not known.
+        raised: The names of styles whose texts stand higher than others.
         decoded: Returns what the markup of a text says.
         escape: Returns how a text is written.
         has_spaced_boxes: Whether markup with texts of its own always stands between spaces.
@@ -257,6 +263,7 @@ class Content:
 
     def __init__(self, flows: Flows, names: Names) -> None:
         self.source_language = ""
+        self.raised = set[str]()
         self.flows = flows
         self._names = names
         self._kept: list[str] = []  # the markup of an element that stays, and of those inside
@@ -268,6 +275,8 @@ class Content:
         self._outer: Flows | None = None  # those around a box, which has texts of its own
         self._depth_in_box = 0
         self._ranges: dict[tuple[str, str], Here] = {}  # the begins of ranges, by their names
+        self._whole: Sequence[Event] = ()  # the events of the present text, if they are known
+        self._next = 0  # the number of the next one
 
     def add(self, event: Event, name: str) -> None:
         """Adds the next event; `name` is that of its element, as the names have it."""
@@ -328,11 +337,13 @@ class Content:
             written = (event for event in events if event.kind != OTHER and not _is_cdata(event))
             parts = [elements.get(event.kind, event.markup) for event in written]
             self.flows.tags = Tags(parts, self.decoded, self.escape)
-        place = 0
+        self._whole, place = events, 0
         while place < len(events):
-            size = self._add_note(events[place : place + 2 * MAX_TAGS])
+            event, has_raised = events[place], self._names.has_raised
+            size = 0 if has_raised else self._add_note(events[place : place + 2 * MAX_TAGS])
             if not size:
-                self.add(events[place], events[place].local)
+                self._next = place + 1
+                self.add(event, event.name if has_raised else event.local)
             place += size or 1
         self.flows.close_all()
 
@@ -398,6 +409,8 @@ class Content:
         has_lines = self._names.keeps_lines or self._names.has_tags
         if _is_cdata(event) and "<" in event.text:
             self.flows.end(event.markup)
+        elif self._add_raised(event.markup, event.text, is_raised=self._is_raised()):
+            return
         elif _is_cdata(event) or not has_lines:
             self.flows.add_text(event.markup, event.text)
         elif self.flows.tags is None:
@@ -435,10 +448,39 @@ class Content:
                 self.flows.end(begin.markup)
                 self.add_lines(inside)
                 self.flows.end(last.markup)
-            else:
+            elif not self._add_raised(markup, text, is_raised=self._is_raised()):
                 self.flows.add_text(markup, text, (tag, last.markup))
         else:
             self.flows.add_markup(markup)
+
+    def _add_raised(self, markup: str, text: str, *, is_raised: bool, target: str = "") -> bool:
+        """Adds a raised text if it is the number of a note; returns whether it is one.
+
+        Args:
+            markup: Its markup.
+            text: It.
+            is_raised: Whether it stands higher than others.
+            target: That of its link.
+        """
+        if not is_raised or len(text) > MAX_CHARACTERS or text != text.strip():
+            return False
+        after = self._text_after()
+        if not is_note([("sup", target, "")], text, self.flows.last_characters, after):
+            return False
+        self.flows.add_note(markup, after)
+        return True
+
+    def _is_raised(self) -> bool:
+        """Whether texts stand higher than others at the present place."""
+        return self._names.has_raised and _RAISED.search(self.flows.place.open) is not None
+
+    def _text_after(self) -> str:
+        """Returns the next text of the events that are known; empty if there is none."""
+        for number in range(self._next, len(self._whole)):
+            is_text = not self._names.texts or self._whole[number - 1].name in self._names.texts
+            if self._whole[number].kind == TEXT and is_text:
+                return self._whole[number].text
+        return ""
 
 
 def _is_cdata(event: Event) -> bool:
@@ -467,28 +509,29 @@ class XmlTexts(Document):
         self._from = path, part
         self.encoding, self._content = decoded_xml(content, path, part)
         self._flows = Flows(self.escape, is_tight=self.names.has_tags)
+        self._inside = self.content_of(self._flows, self.names)
         self.around: list[Event] = []
         self.before = ""
 
     def parts(self) -> Iterator[Part]:
-        inside = self.content_of(self._flows, self.names)
+        inside = self._inside
         inside.source_language = self.source_language
         depth = 0  # of elements in a text
-        string = list[Event]()
+        text = list[Event]()
         for event in events(self._content, *self._from, self.root):
             if event.kind == BEGIN and self._flows.is_ready and not self.is_held:
                 yield self._flows.part(self.changed)
             if depth:
                 depth += (event.kind == BEGIN) - (event.kind == END)
-                if depth and self.names.has_tags:
-                    string.append(event)
+                if depth and self.is_whole:
+                    text.append(event)
                     continue
                 if depth:
                     inside.add(event, self.name_of(event))
                     continue
-                if string:
-                    inside.add_all(string)
-                    string.clear()
+                if text:
+                    inside.add_all(text)
+                    text = []
                 inside.finish()
             self._flows.end(self.outside(event))
             if event.kind == BEGIN:
@@ -507,6 +550,11 @@ class XmlTexts(Document):
     def is_held(self) -> bool:
         """Whether the element around the place is a part, which must not be written before its end."""
         return False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a text is added when it has ended, because what follows in it says what a part of it is."""
+        return self.names.has_tags or self.names.has_raised
 
     def changed(self, markup: str) -> str:
         """Returns what is written for a part, whose tags are whole."""

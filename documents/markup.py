@@ -226,9 +226,11 @@ class _Writer:
                 place = tag.around or NO_TAG
             elif here is not None and any(mark.space is not None for mark in self._after.get(number, ())):
                 shown = text if here.is_fixed else text.rstrip() or text
+                space = text[len(shown) :]
                 self._write_text(shown, here)
-                self._write_marks(number, place)
-                self._written.append(text[len(shown) :])
+                self._write_marks(number, place, goes_on=bool(space))
+                if space:
+                    self._write_text(space, here)
             elif here is not None:
                 self._write_text(text, here)
             self._write_marks(number, place)
@@ -340,11 +342,17 @@ class _Writer:
             number, at = number - 1, tag.around or NO_TAG
         return number - 1
 
-    def _write_marks(self, number: int, place: Tag) -> None:
-        """Writes the marks that come after an event, or after earlier ones, and belong to a place."""
+    def _write_marks(self, number: int, place: Tag, *, goes_on: bool = False) -> None:
+        """Writes the marks that come after an event, or after earlier ones, and belong to a place.
+
+        Args:
+            number: The number of the event.
+            place: The place after it.
+            goes_on: Whether a text follows there, as it does before another event with one.
+        """
         for mark in self._after.pop(number, ()):
             self._waiting.setdefault(self._around.get(mark.place, mark.place), []).append(mark)
-        goes_on = number + 1 < len(self._events) and self._events[number + 1][0] == _TEXT
+        goes_on = goes_on or (number + 1 < len(self._events) and self._events[number + 1][0] == _TEXT)
         if place.is_run and place.around in self._waiting and goes_on:
             self._written.append(self._flow.close(place))
             self._write_waiting(place.around)
@@ -485,8 +493,13 @@ class Flows:
     @property
     def last_characters(self) -> str:
         """The last characters of the present flow; empty if it has only white space."""
-        text = self._pieces[-1][0][-4:] if self._pieces else ""
-        return "" if len(self._pieces) == 1 and self._pieces[0][0].isspace() else text
+        text = "".join(text[-4:] for text, _ in self._pieces[-4:])[-4:]
+        return "" if len(self._pieces) == 1 and text.isspace() else text
+
+    @property
+    def place(self) -> Tag:
+        """The tag around what follows."""
+        return self._place
 
     def part(self, changed: Callable[[str], str] = str) -> Part:
         """Returns a part of what has ended after the last part.

@@ -47,6 +47,9 @@ _OFFICE = "urn:oasis:names:tc:opendocument:xmlns:office:1.0 "
 _TABLE = "urn:oasis:names:tc:opendocument:xmlns:table:1.0 "
 _CELL, _DELETION = f"{_TABLE}table-cell", f"{_TEXT}deletion"
 _PRESENTATION = "urn:oasis:names:tc:opendocument:xmlns:presentation:1.0 "
+_STYLE = "urn:oasis:names:tc:opendocument:xmlns:style:1.0 "
+_RAISED = re.compile(r"\s*(?:super|[1-9])")
+_STYLE_OF_TEXT = re.compile(r"""\s[\w.-]+:style-name\s*=\s*["']([^"']*)""")
 _SPACES, _RUBIES = f"{_TEXT}s", named(_TEXT, "ruby ruby-base")
 _RANGES = ("bookmark", "reference-mark", "change", "toc-mark", "user-index-mark", "alphabetical-index-mark")
 _BEGINS, _ENDS = (frozenset(f"{_TEXT}{kind}-{end}" for kind in _RANGES) for end in ("start", "end"))
@@ -81,6 +84,7 @@ def _names_of_runs(namespace: str, left_out: str) -> Names:
         left_out=named(namespace, left_out),
         texts=named(namespace, "t"),
         properties=named(namespace, "rPr"),
+        has_raised=True,
     )
 
 
@@ -226,6 +230,10 @@ class Spreadsheet(_OfficeFile):
 class _OpenContent(Content):
     """Spaces are elements where they are several, and a word may have a reading (ruby)."""
 
+    def _is_raised(self) -> bool:
+        style = _STYLE_OF_TEXT.search(self.flows.place.open)
+        return style is not None and style[1] in self.raised
+
     def add(self, event: Event, name: str) -> None:
         if name in _RUBIES and not self._depth:
             self.flows.add_source(event.markup, 1 if event.kind == BEGIN else -1)
@@ -257,6 +265,7 @@ class _OpenText(_Part):
         begins=_BEGINS,
         ends=_ENDS,
         boxes=named(_TEXT, "note") | named(_OFFICE, "annotation") | _DRAWN,
+        has_raised=True,
         source=named(_TEXT, "ruby-text"),
         left_out=named("http://purl.org/dc/elements/1.1/ ", "creator date") | named(_TEXT, "note-citation"),
     )
@@ -271,6 +280,9 @@ class _OpenText(_Part):
         return bool(self._cells)
 
     def outside(self, event: Event) -> str | Tag:
+        position = event.attributes.get(f"{_STYLE}text-position", "")
+        if _RAISED.match(position) and self.around:
+            self._inside.raised.add(self.around[-1].attributes.get(f"{_STYLE}name", ""))
         if event.name != _CELL:
             return event.markup
         segments = self._flows.segments
@@ -354,7 +366,7 @@ class _PageContent(Content):
         """Adds events, of which those wait whose element may be a number; `is_over`: all of them."""
         while self._ahead:
             size = 0 if self._depth else self._size_of_number()
-            after = self._text_after(size) if size else ""
+            after = self._text_behind(size) if size else ""
             if (size is None or after is None) and not is_over:
                 return
             events = [event for event, _ in islice(self._ahead, size or 0)]
@@ -396,7 +408,7 @@ class _PageContent(Content):
                 return number * (depth == 0 and event.kind == END and number > 1)
         return None
 
-    def _text_after(self, place: int) -> str | None:
+    def _text_behind(self, place: int) -> str | None:
         """Returns the text after some events and few tags; None if more must come."""
         events = [event for event, _ in islice(self._ahead, place, place + _NUM_TAGS_AFTER + 1)]
         text = next((event.text for event in events if event.kind == TEXT), "")

@@ -65,6 +65,7 @@ def run(text: str, properties: str = "") -> str:
 
 
 BOLD, LINK = "<w:rPr><w:b/></w:rPr>", '<w:rPr><w:rStyle w:val="Hyperlink"/></w:rPr>'
+RAISED = '<w:rPr><w:vertAlign w:val="superscript"/></w:rPr>'
 NOTE = '<w:r><w:rPr><w:vertAlign/></w:rPr><w:footnoteReference w:id="2"/></w:r>'
 
 
@@ -218,6 +219,24 @@ NESTED = f"<w:fldSimple w:instr=' REF x '>{run('Bild ')}{PAGE}</w:fldSimple>"
             "Lies diese Seite",
             ("This page read", "1 2 0"),
             f"<w:fldSimple w:instr=' {WEB} '>{run('This page', LINK)}</w:fldSimple>" + run(" read"),
+        ),
+        (  # and what a user wrote into a form
+            run("Das ") + field("FORMTEXT", run("alte ", BOLD), run("Buch")) + run(" hier."),
+            "Das alte Buch hier.",
+            ("Here the old book.", "3 0 1 2"),
+            run("Here the ") + field("FORMTEXT", run("old ", BOLD), run("book")) + run("."),
+        ),
+        (  # but for a number
+            run("Alter: ") + field("FORMTEXT", run("12")) + run(" Jahre"),
+            "Alter: 12 Jahre",
+            ("Age: years 12", "0 2 1"),
+            run("Age: years ") + field("FORMTEXT", run("12")),
+        ),
+        (  # a raised number, which is that of a note
+            run("Im Jahr 1999") + field("NOTEREF x", run("1", RAISED), run(",2", RAISED)) + run(" hier."),
+            "Im Jahr 1999 hier.",
+            ("Here in 1999.", "3 0 2"),
+            run("Here in 1999") + field("NOTEREF x", run("1", RAISED), run(",2", RAISED)) + run("."),
         ),
         (  # a field within a link
             field(WEB, run("Seite ", LINK), PAGE) + run(" lesen"),
