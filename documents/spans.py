@@ -173,7 +173,8 @@ def place_spaces(parts: Sequence[Placed], begin: Tag, end: Tag) -> Iterator[Plac
             one = parts[number - 1][1] if number else None
             other = parts[number + 1][1] if number + 1 < len(parts) else None
             places = one.place if one else begin, other.place if other else end
-            here = _moved(here, places, one or other or here, is_space=is_space)
+            neighbour = next((each for each in (one, other) if each and not each.is_fixed), here)
+            here = _moved(here, places, neighbour, is_space=is_space)
         yield text, here
 
 

@@ -184,6 +184,12 @@ NESTED = f"<w:fldSimple w:instr=' REF x '>{run('Bild ')}{PAGE}</w:fldSimple>"
             ("In the book see page 12.", "3 4 4 0 1 2"),
             run("In the book see page ") + PAGE + run("."),
         ),
+        (  # two with a space between them
+            run("An ") + SIMPLE + run(" ") + PAGE + run(" hier."),
+            "An Bild 3 12 hier.",
+            ("To Bild 3 12.", "0 1 2 3"),
+            run("To ") + SIMPLE + run(" ") + PAGE + run("."),
+        ),
         (  # also if the target does not have them
             run("Siehe Seite ") + PAGE + run(" im Buch."),
             "Siehe Seite 12 im Buch.",
