@@ -32,6 +32,7 @@ _NONE = frozenset[str]()
 _NO_ATTRIBUTES: dict[str, str] = {}
 _DECLARED = re.compile(rb"""<\?xml[^>]{1,100}?encoding\s*=\s*["']([\w.-]{1,40})["']""")
 _TAG_NAME = re.compile(r"<[^\s/>]+")
+_STRICT = re.compile(r"http://purl\.oclc\.org/ooxml/(\w+)/")
 _LINE_BREAK = re.compile(r"((?:\r\n|[\r\n]|&#(?:10|13|[xX]0?[aAdD]);)\s*+)")
 _RANGE, _IDS = re.compile("-?(?:start|end)", re.IGNORECASE), ("id", "name", "change-id")  # of ranges
 _DESCRIPTION = re.compile(
@@ -104,6 +105,7 @@ def events(content: bytes, path: Path, part: str = "", root: str = "") -> Iterat
     """
     where = _where(part)
     reader = _Reader(path, where)
+    is_strict = b"//purl.oclc.org/ooxml/" in content
     begin = end = 0
     step, is_over = _CHUNK_BYTES, False
     try:
@@ -117,6 +119,9 @@ def events(content: bytes, path: Path, part: str = "", root: str = "") -> Iterat
                 event, _ = reader.found.popleft()
                 after = reader.found[0][1]
                 event.markup, begin = content[begin:after].decode(), after
+                if is_strict:
+                    event.name = _transitional(event.name)
+                    event.attributes = {_transitional(key): value for key, value in event.attributes.items()}
                 if root and event.kind == BEGIN:
                     if event.local != root:
                         text = f"the file begins with <{event.local[:60]}>, and must begin with <{root}>"
@@ -128,6 +133,11 @@ def events(content: bytes, path: Path, part: str = "", root: str = "") -> Iterat
     event, _ = reader.found.popleft()
     event.markup = content[begin:].decode()
     yield event
+
+
+def _transitional(name: str) -> str:
+    """Returns a name of a file that is saved as "Strict Open XML" as other files have it."""
+    return _STRICT.sub(r"http://schemas.openxmlformats.org/\1/2006/", name)
 
 
 def _where(part: str) -> str:

@@ -25,8 +25,8 @@ from seq2seq_serve.documents.office import Titles
 from seq2seq_serve.documents.segments import LETTER, Document
 
 _W = "http://schemas.openxmlformats.org/wordprocessingml/2006/main "
-_WORD_PARTS = re.compile(r"word/((document|header|footer)\d*|comments|footnotes|endnotes)\.xml")
-_STYLES, _TITLE = "word/styles.xml", "docProps/core.xml"
+_WORD_PARTS = re.compile(r"word/(document|header|footer|comments|footnotes|endnotes)\d*\.xml")
+_STYLES, _TITLE = re.compile(r"word/styles\d*\.xml"), "docProps/core.xml"
 _LANGUAGE = re.compile(r"<w:lang\b[^>]*>")
 # The attribute of texts in scripts other than those of Europe
 _SCRIPT_ATTRIBUTES = dict.fromkeys(("ja", "ko", "zh"), "w:eastAsia") | dict.fromkeys(
@@ -37,7 +37,7 @@ _SCRIPT_ATTRIBUTES = dict.fromkeys(("ja", "ko", "zh"), "w:eastAsia") | dict.from
 class WordDocument(Archive):
     """Word (.docx and its like): paragraphs of the body, tables, headers, notes, comments are segments."""
 
-    kind, needed = "a Word document", "word/document.xml"
+    kind, needed = "a Word document", r"word/document\d*\.xml"
 
     def _names_of_texts(self) -> Iterable[str]:
         return [*filter(_WORD_PARTS.fullmatch, self._sizes), _TITLE]
@@ -46,7 +46,7 @@ class WordDocument(Archive):
         return (Titles if name == _TITLE else _WordPart)(content, self._path, name)
 
     def changed_member(self, name: str) -> bytes | None:
-        if name != _STYLES or not self.target_language:
+        if not self.target_language or not _STYLES.fullmatch(name):
             return None
         styles = self.archive.read(name).decode("utf-8", "surrogateescape")
         return _in_language(styles, self.target_language).encode("utf-8", "surrogateescape")

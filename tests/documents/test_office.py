@@ -31,6 +31,7 @@ from seq2seq_serve.documents.segments import WrongFile
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
 from tests.documents.answers import aligned, backwards, capitals, translated
 from tests.documents.attacks import archive_of
+from tests.documents.large import large
 
 
 def saved(write) -> bytes:
@@ -498,6 +499,24 @@ def test_a_file_says_in_which_language_it_is_now(name, before, after):
     changed = parts(document.content())
     assert any(after in part for part in changed.values())
     assert not any(before in part for name, part in changed.items() if "slides/" in name)
+
+
+def strict(content: bytes) -> dict[str, bytes]:
+    """The parts of a file as "Strict Open XML" has them."""
+    names = re.compile(rb"http://schemas\.openxmlformats\.org/(\w+)/2006/")
+    return {
+        name: names.sub(rb"http://purl.oclc.org/ooxml/\1/", part) for name, part in parts(content).items()
+    }
+
+
+@pytest.mark.parametrize("suffix", [".docx", ".pptx", ".xlsx"])
+def test_strict_open_xml_has_the_same_texts(suffix):
+    """It had none, and stayed as it was."""
+    content, _ = large(suffix, 1000)
+    texts, written = translated(f"a{suffix}", content, backwards)
+    found, changed = translated(f"a{suffix}", archive_of(strict(content)), backwards)
+    assert found == texts != []
+    assert parts(changed) == strict(written)
 
 
 def archive(*names: str) -> bytes:

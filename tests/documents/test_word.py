@@ -17,7 +17,7 @@ from seq2seq_serve.documents.segments import WrongFile
 from seq2seq_serve.documents.word import WordDocument
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
 from tests.documents.answers import aligned, backwards, capitals, translated
-from tests.documents.attacks import word_file
+from tests.documents.attacks import archive_of, word_file
 
 
 def body(content: bytes) -> str:
@@ -276,6 +276,22 @@ def test_fields_and_pictures_stay_once_within_their_sentence(paragraph, text, an
     assert texts == [text]
     written = re.sub('</w:t><w:t xml:space="preserve">', "", body(written))
     assert written == f"<w:p>{expected}</w:p>"
+
+
+def test_parts_may_have_numbers():
+    """As in files of Word on the web, which were refused."""
+    names = ("word/document.xml", "word/document2.xml"), ("word/footnotes.xml", "word/footnotes2.xml")
+    note = f'<w:footnotes xmlns:w="{WORD}"><w:footnote><w:p>{run("a note")}</w:p></w:footnote></w:footnotes>'
+    styles = f'<w:styles xmlns:w="{WORD}"><w:lang w:val="en-US"/></w:styles>'
+    others = [(names[1][0], note.encode()), ("word/styles2.xml", styles.encode())]
+    found = dict(names)
+    with zipfile.ZipFile(io.BytesIO(word_file(f"<w:p>{run('a text')}</w:p>", others=others))) as archive:
+        content = archive_of({found.get(name, name): archive.read(name) for name in archive.namelist()})
+    document = WordDocument(content, Path("a.docx"))
+    document.target_language = "de"
+    assert [segment.text for segment in document.segments] == ["a text", "a note"]
+    with zipfile.ZipFile(io.BytesIO(document.content())) as archive:
+        assert b'<w:lang w:val="de"/>' in archive.read("word/styles2.xml")
 
 
 MATH = "http://schemas.openxmlformats.org/officeDocument/2006/math"
