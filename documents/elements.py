@@ -33,7 +33,7 @@ _NO_ATTRIBUTES: dict[str, str] = {}
 _DECLARED = re.compile(rb"""<\?xml[^>]{1,100}?encoding\s*=\s*["']([\w.-]{1,40})["']""")
 _TAG_NAME = re.compile(r"<[^\s/>]+")
 _STRICT = re.compile(r"http://purl\.oclc\.org/ooxml/(\w+)/")
-_LINE_BREAK = re.compile(r"((?:\r\n|[\r\n]|&#(?:10|13|[xX]0?[aAdD]);)\s*+)")
+LINE_BREAK = re.compile(r"((?:\r\n|[\r\n]|&#(?:10|13|[xX]0?[aAdD]);)\s*+)")
 _RANGE, _IDS = re.compile("-?(?:start|end)", re.IGNORECASE), ("id", "name", "change-id")  # of ranges
 _DESCRIPTION = re.compile(
     r"""<[^\s/>]+(?:\s+(?!descr\s*=)[^\s=]+\s*=\s*(?:"[^"]*"|'[^']*'))*+\s+descr\s*=\s*("[^"]*"|'[^']*')"""
@@ -430,7 +430,7 @@ class Content:
 
     def add_lines(self, markup: str) -> None:
         """Adds the lines of a text, each of which may be a text of its own."""
-        for number, part in enumerate(_LINE_BREAK.split(markup) if self._names.keeps_lines else [markup]):
+        for number, part in enumerate(LINE_BREAK.split(markup) if self._names.keeps_lines else [markup]):
             if number % 2:
                 self.flows.end(part)
             elif part:
@@ -450,11 +450,9 @@ class Content:
         markup = "".join(one.markup for one in (begin, *texts, last))
         if event.kind == END and name in self._names.texts and texts:
             text = "".join(one.text for one in texts)
-            tag = begin.markup
-            if self._names.keeps_space and "xml:space" not in tag:
-                tag = _TAG_NAME.sub(r'\g<0> xml:space="preserve"', tag, count=1)
+            tag = keeping_space(begin.markup) if self._names.keeps_space else begin.markup
             inside = "".join(one.markup for one in texts)
-            if self._names.keeps_lines and _LINE_BREAK.search(inside) and "<" not in inside:
+            if self._names.keeps_lines and LINE_BREAK.search(inside) and "<" not in inside:
                 self.flows.end(begin.markup)
                 self.add_lines(inside)
                 self.flows.end(last.markup)
@@ -491,6 +489,13 @@ class Content:
             if self._whole[number].kind == TEXT and is_text:
                 return self._whole[number].text
         return ""
+
+
+def keeping_space(tag: str) -> str:
+    """Returns the tag that begins a text, whose white space at its ends stays."""
+    if "xml:space" in tag:
+        return tag
+    return _TAG_NAME.sub(r'\g<0> xml:space="preserve"', tag, count=1)
 
 
 def _is_cdata(event: Event) -> bool:

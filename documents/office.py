@@ -10,7 +10,7 @@ import posixpath
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
 from itertools import islice
@@ -22,6 +22,7 @@ from seq2seq_serve.documents.archive import Archive
 from seq2seq_serve.documents.elements import (
     BEGIN,
     END,
+    LINE_BREAK,
     OTHER,
     TEXT,
     Content,
@@ -30,12 +31,13 @@ from seq2seq_serve.documents.elements import (
     XmlTexts,
     described,
     description,
+    keeping_space,
     named,
 )
 from seq2seq_serve.documents.markup import Flows
 from seq2seq_serve.documents.notes import MAX_CHARACTERS, MAX_TAGS, WORD, is_note, stays
 from seq2seq_serve.documents.page import EMBEDDED, READINGS, RUBY
-from seq2seq_serve.documents.segments import Document, Part, TextSpan, wrong_file
+from seq2seq_serve.documents.segments import Document, Part, Segment, TextSpan, wrong_file
 from seq2seq_serve.documents.spans import Tag
 from seq2seq_serve.protos.languages import is_other_language
 
@@ -74,6 +76,7 @@ _XHTML = "http://www.w3.org/1999/xhtml "
 _LANGUAGE = "http://www.w3.org/XML/1998/namespace lang"
 _WORKSHEET = "worksheet"
 _CHUNK_BYTES = 2**20
+_MAX_COPIES = 6  # how often the markup of a string may be written for its lines
 
 
 def _names_of_runs(namespace: str, left_out: str) -> Names:
@@ -170,9 +173,87 @@ class Slides(_OfficeFile):
     )
 
 
+class _StringContent(Content):
+    """Adds strings by their lines: a run with line breaks becomes a run for each, if one of them changes."""
+
+    def add_all(self, events: Sequence[Event]) -> None:
+        source, lines = _markup(events), list[Event]()
+        room = _MAX_COPIES * len(source)
+        for event in self._by_lines(events):
+            lines.append(event)
+            room -= len(event.markup)
+            if room < 0:
+                break
+        if room < 0 or lines == [*events]:
+            super().add_all(events)
+            return
+        outer, self.flows = self.flows, self.flows.inner()
+        super().add_all(lines)
+        self.flows.end()
+        string, self.flows = _String(self.flows.part(), source), outer
+        outer.add_parts([string.part()])
+
+    def _by_lines(self, events: Sequence[Event]) -> Iterator[Event]:
+        """Yields the events of a string; if it has several runs, none of these has a line break."""
+        runs = self._names.runs
+        is_rich = sum(event.kind == BEGIN and event.name in runs for event in events) > 1
+        run = list[Event]()
+        for event in events:
+            if is_rich and (run or event.name in runs):
+                run.append(event)
+                if event.name in runs and event.kind == END:
+                    yield from self._lines_of(run)
+                    run = []
+            else:
+                yield event
+
+    def _lines_of(self, run: Sequence[Event]) -> Iterator[Event]:
+        ends = [number for number, event in enumerate(run) if event.name in self._names.texts]
+        text = _markup(run[ends[0] + 1 : ends[-1]]) if len(ends) == 2 else ""
+        if not LINE_BREAK.search(text) or "<" in text:
+            yield from run
+            return
+        tag = run[ends[0]]
+        before, after = [*run[: ends[0]], replace(tag, markup=keeping_space(tag.markup))], run[ends[1] :]
+        for number, line in enumerate(LINE_BREAK.split(text)):
+            if number % 2:
+                yield Event(END, markup=f"{_markup(before)}{line}{_markup(after)}")
+            elif line:
+                yield from [*before, Event(TEXT, markup=line, text=self.decoded(line)), *after]
+
+
+@dataclass
+class _String:
+    """A string of a table by its lines.
+
+    Attributes:
+        lines: Them.
+        source: What is written if none of them changes.
+        is_changed: Whether one did.
+    """
+
+    lines: Part
+    source: str
+    is_changed: bool = False
+
+    def part(self) -> Part:
+        """Returns it as a part of a document."""
+        segments = [replace(one, write=partial(self._write, one)) for one in self.lines.segments]
+        return Part(segments, lambda: self.lines.written() if self.is_changed else self.source)
+
+    def _write(self, segment: Segment, pieces: Sequence[TextSpan]) -> None:
+        self.is_changed = self.is_changed or pieces is not segment.pieces
+        segment.write(pieces)
+
+
+def _markup(events: Iterable[Event]) -> str:
+    return "".join(event.markup for event in events)
+
+
 class _Strings(_Part):
     """The strings of a table's cells, and comments on them."""
 
+    content_of = _StringContent
     begin = named(_SHEET, "si is text")
     names = replace(
         _names_of_runs(_SHEET, left_out=""),

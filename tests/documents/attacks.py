@@ -368,6 +368,19 @@ ATTACKS = {
     "runs of a string": Attack(
         ".xlsx", lambda size: _tables(f"<si>{'<r><t>x </t></r>' * (size // 16)}</si>")
     ),
+    "lines of runs of a string": Attack(
+        ".xlsx",
+        lambda size: _tables(
+            f"<si><r><rPr><b/></rPr><t>{'x&#10;' * (size // 6)}</t></r><r><t>x</t></r></si>"
+        ),
+    ),
+    "lines of a run of many properties": Attack(
+        ".xlsx",
+        lambda size: _tables(
+            f"<si><r><rPr>{'<b/>' * (size // 8)}</rPr><t>{'x&#10;' * (size // 12)}</t></r><r><t>x</t></r>"
+            "</si>"
+        ),
+    ),
     "columns that are listed often": Attack(".xlsx", lambda size: _tables("<si><t>x</t></si>", size // 80)),
     "a string bomb": Attack(
         ".xlsx", lambda size: _tables("<si><t>x</t></si>" * (60 * size)), is_refused=True
