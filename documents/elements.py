@@ -313,7 +313,7 @@ class Content:
             elif opened is not None:  # before its properties
                 opened.open += event.markup
             elif event.text.isspace():
-                flows.add_source(event.markup)
+                flows.add_of_source(event.markup)
             else:
                 flows.add_markup(event.markup)
         elif event.kind == OTHER:
@@ -379,7 +379,7 @@ class Content:
             is_range = name in self._names.begins or name in self._names.ends
             return partial(self._add_range, event) if is_range else self.flows.add_markup
         if name in self._names.source:
-            return self.flows.add_source
+            return self.flows.add_of_source
         return self.flows.end if name in self._names.left_out else None
 
     def _is_box(self, name: str) -> bool:

@@ -540,27 +540,21 @@ class Flows:
         self._tokens.append(here)
         return here
 
-    def add_source(self, markup: str, change: int = 0) -> None:
-        """Adds markup that is written with the source only.
+    def add_of_source(self, markup: str, change: int = 0) -> None:
+        """Adds markup that is written with the source only, such as the reading of its characters.
+
+        The text goes on after it with the same formatting.
 
         Args:
             markup: The markup.
             change: The number of elements that begin in it, less that of those that end.
         """
-        self._tokens.append(markup)
-        self._num_source += change
-
-    def add_of_source(self, markup: str, change: int = 0) -> None:
-        """Adds markup that belongs to characters of the source, such as their reading.
-
-        It is written with the source only, as that of `add_source`, which has the same arguments. The text
-        goes on after it with the same formatting.
-        """
         last = self._tokens[-1] if self._tokens else None
         place = self._goes_on[0] if self._goes_on[1] == len(self._tokens) else None
         if isinstance(last, Here):
             place = last.place if last.around is not None and not last.is_fixed else None
-        self.add_source(markup, change)
+        self._tokens.append(markup)
+        self._num_source += change
         self._goes_on = place, len(self._tokens)
 
     def add_note(self, markup: str, after: str) -> Here:

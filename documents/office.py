@@ -317,7 +317,7 @@ class _OpenContent(Content):
 
     def add(self, event: Event, name: str) -> None:
         if name in _RUBIES and not self._depth:
-            self.flows.add_source(event.markup, 1 if event.kind == BEGIN else -1)
+            self.flows.add_of_source(event.markup, 1 if event.kind == BEGIN else -1)
         else:
             super().add(event, name)
 

@@ -178,21 +178,21 @@ class _Paragraphs(Content):
             return end
         elif name == _RUN and paragraph.has_only(place, {_RUBY}):
             ruby = paragraph.child(place, _RUBY)
-            flows.add_source(_markup(events[place:ruby]), 1)
+            flows.add_of_source(_markup(events[place:ruby]), 1)
             inside.append((end - 1, end, self._end_source))
             return ruby
         elif name == _RUBY and inside and inside[-1][2] == self._end_source:
             # The translation has the text as a run of its own, without how the source is read
             base = paragraph.child(place, _RUBY_BASE)
             if base >= 0:
-                flows.add_source(_markup(events[place : base + 1]), 1)
+                flows.add_of_source(_markup(events[place : base + 1]), 1)
                 inside.append((paragraph.ends[base] - 1, end, self._end_source))
                 return base + 1
         super().add(event, name)
         return place + 1
 
     def _end_source(self, markup: str) -> None:
-        self.flows.add_source(markup, -1)
+        self.flows.add_of_source(markup, -1)
 
     def _add_field(
         self, paragraph: _Paragraph, begin: _Run, separator: _Run, end: _Run, inside: list[_Ending]
