@@ -27,6 +27,11 @@ def count_words(text: str) -> int:
     return len(_SHORT_WORD.findall(text))
 
 
+def text_of(pieces: Iterable[tuple[str, object]]) -> str:
+    """Returns the text of pieces in their order."""
+    return "".join(text for text, _ in pieces)
+
+
 def longest(pieces: Sequence[TextSpan]) -> int:
     """Returns the formatting of the longest piece."""
     return max(pieces, key=lambda piece: len(piece[0].strip()))[1]
@@ -78,7 +83,7 @@ def formatted(
     if marks or target[end:]:
         parts.append((marks + target[end:], source.last_mark(parts[-1][1]) if marks else parts[-1][1]))
     groups = groupby((part for part in parts if part[0]), key=lambda part: part[1])
-    return [("".join(text for text, _ in group), pieces[number][1]) for number, group in groups]
+    return [(text_of(group), pieces[number][1]) for number, group in groups]
 
 
 class _Source:
@@ -93,7 +98,7 @@ class _Source:
     owners: list[int]
 
     def __init__(self, pieces: Sequence[TextSpan]) -> None:
-        self.text = "".join(text for text, _ in pieces)
+        self.text = text_of(pieces)
         self._starts = list(accumulate((len(text) for text, _ in pieces), initial=0))
 
     def piece_at(self, place: int) -> int:

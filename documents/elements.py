@@ -18,6 +18,7 @@ from html.entities import html5
 from pathlib import Path
 from xml.parsers import expat
 
+from seq2seq_serve.documents.alignment import text_of
 from seq2seq_serve.documents.markup import Flows, escaped_xml, unescaped
 from seq2seq_serve.documents.notes import MAX_CHARACTERS, MAX_TAGS, is_note
 from seq2seq_serve.documents.page import note_of
@@ -249,7 +250,7 @@ def described(event: Event, flows: Flows) -> Tag:
     def write(pieces: Sequence[TextSpan]) -> None:
         if found is not None:
             before, after = event.markup[: found.start(1)], event.markup[found.end(1) :]
-            tag.open = f'{before}"{html.escape("".join(text for text, _ in pieces))}"{after}'
+            tag.open = f'{before}"{html.escape(text_of(pieces))}"{after}'
 
     flows.segments.append(Segment([(event.attributes["descr"], 0)], write))
     return tag

@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from seq2seq_serve.documents.alignment import formatted
+from seq2seq_serve.documents.alignment import formatted, text_of
 from seq2seq_serve.documents.emphasis import with_tags
 from seq2seq_serve.documents.fixed import with_fixed
 from seq2seq_serve.documents.notes import END_MARKS, is_after_end
@@ -51,7 +51,7 @@ def _joined(parts: Sequence[Placed]) -> list[Placed]:
     return [
         (text, here)
         for here, group in groups
-        for text in ([here.text] if here.is_fixed else ["".join(text for text, _ in group)])
+        for text in ([here.text] if here.is_fixed else [text_of(group)])
     ]
 
 
@@ -118,7 +118,7 @@ class _Flow:
             return source
         written = self._with(self.translated, MAX_COPIES * len(source))
         if written is None:  # in the order of the source
-            whole = "".join(text for text, _ in self.translated)
+            whole = text_of(self.translated)
             written = self._with(formatted(self.pieces, whole, self.kept))
         return written or ""
 
@@ -652,7 +652,7 @@ class Flows:
     def end(self, markup: str | Tag = "") -> None:
         """Ends a flow: what follows belongs to other texts."""
         is_whole = not self._is_split and not self._num_source
-        if self.has_words and is_whole and not has_choice("".join(text for text, _ in self._pieces)):
+        if self.has_words and is_whole and not has_choice(text_of(self._pieces)):
             tokens, pieces, kept = self._tokens, self._pieces, self._kept
             how = (self._escape if self.tags is None else self.tags.escaped, *self._how)
             flow = _Flow(self._begin, self._place, tokens, pieces, kept, self._num_texts, *how, self._closes)
