@@ -6,6 +6,7 @@ import re
 from collections import deque
 from collections.abc import Sequence
 
+from seq2seq_serve.documents.alignment import text_of
 from seq2seq_serve.documents.segments import LETTER
 from seq2seq_serve.documents.spans import Here, Placed
 
@@ -26,7 +27,7 @@ def with_fixed(parts: list[Placed], texts: Sequence[Here]) -> list[Placed]:
     fixed = [here for here in texts if here.is_fixed]
     if not fixed:
         return parts
-    found = deque(_found("".join(text for text, _ in parts), fixed))
+    found = deque(_found(text_of(parts), fixed))
     cut, place, num_before = list[Placed](), 0, 0
     placed: dict[Here, int] = {}  # where each is among the parts
     for text, its in parts:

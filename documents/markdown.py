@@ -18,6 +18,7 @@ from pathlib import Path
 from string import punctuation
 from typing import Any
 
+from seq2seq_serve.documents.alignment import text_of
 from seq2seq_serve.documents.markup import Flows, escaped_xml, unescaped
 from seq2seq_serve.documents.notes import MAX_CHARACTERS, MAX_TAGS
 from seq2seq_serve.documents.page import FIXED, FORMATTING, INLINE, READINGS, RUBY, note_of
@@ -450,7 +451,7 @@ def _with_title(flows: Flows, before: str, quoted: str, after: str, title: str) 
     tag = Tag(before + quoted + after, "")
 
     def write(pieces: Sequence[TextSpan]) -> None:
-        text, inside = "".join(text for text, _ in pieces), quoted[1:-1]
+        text, inside = text_of(pieces), quoted[1:-1]
         if text != title:
             inside = re.sub(r"[()]" if quoted[0] == "(" else quoted[0], r"\\\g<0>", _escaped(text))
         tag.open = f"{before}{quoted[0]}{inside}{quoted[-1]}{after}"

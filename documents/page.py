@@ -13,6 +13,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+from seq2seq_serve.documents.alignment import text_of
 from seq2seq_serve.documents.markup import Flows, unescaped
 from seq2seq_serve.documents.notes import MAX_CHARACTERS, MAX_TAGS, WORD, is_note, stays
 from seq2seq_serve.documents.segments import LETTER, Document, Part, Segment, TextSpan, wrong_file
@@ -393,7 +394,7 @@ def _write_attribute(
     replace: Callable[[str], None], parts: list[str], place: int, pieces: Sequence[TextSpan]
 ) -> None:
     """Replaces a part of a tag, the value of an attribute."""
-    parts[place] = '"' + html.escape("".join(text for text, _ in pieces)) + '"'
+    parts[place] = '"' + html.escape(text_of(pieces)) + '"'
     replace("".join(parts))
 
 
