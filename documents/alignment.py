@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 _Place = tuple[int, int]  # where a word begins and ends in its text
 
-_UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # kana and Han
+UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # kana and Han
 _WORD = re.compile(r"\S+")
-_SHORT_WORD = re.compile(rf"[{_UNSPACED}][^\w\s]*|[^\s{_UNSPACED}]+")
+_SHORT_WORD = re.compile(rf"[{UNSPACED}][^\w\s]*|[^\s{UNSPACED}]+")
 _NOTE_CHARACTERS = 16  # of the number of a note with the marks around it
 _IN_WORD = re.compile(r"\w")
 _LETTER_OR_DIGIT = re.compile(r"[^\W_]")
@@ -25,6 +25,11 @@ _LETTER_OR_DIGIT = re.compile(r"[^\W_]")
 def count_words(text: str) -> int:
     """Returns the number of words of a text; a character of a script without spaces counts as one."""
     return len(_SHORT_WORD.findall(text))
+
+
+def text_of(pieces: Iterable[tuple[str, object]]) -> str:
+    """Returns the text of pieces in their order."""
+    return "".join(text for text, _ in pieces)
 
 
 def longest(pieces: Sequence[TextSpan]) -> int:
@@ -78,7 +83,7 @@ def formatted(
     if marks or target[end:]:
         parts.append((marks + target[end:], source.last_mark(parts[-1][1]) if marks else parts[-1][1]))
     groups = groupby((part for part in parts if part[0]), key=lambda part: part[1])
-    return [("".join(text for text, _ in group), pieces[number][1]) for number, group in groups]
+    return [(text_of(group), pieces[number][1]) for number, group in groups]
 
 
 class _Source:
@@ -93,7 +98,7 @@ class _Source:
     owners: list[int]
 
     def __init__(self, pieces: Sequence[TextSpan]) -> None:
-        self.text = "".join(text for text, _ in pieces)
+        self.text = text_of(pieces)
         self._starts = list(accumulate((len(text) for text, _ in pieces), initial=0))
 
     def piece_at(self, place: int) -> int:

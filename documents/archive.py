@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import re
 import shutil
 import zipfile
 from abc import abstractmethod
@@ -33,7 +34,7 @@ class Archive(Document):
 
     Attributes:
         kind: What the file is, for errors, which add its suffix.
-        needed: The name of a part that each such file has.
+        needed: The name of a part that each such file has, as a regular expression.
         archive: The file.
         num_bytes: The length of the parts with texts, unpacked.
     """
@@ -55,7 +56,7 @@ class Archive(Document):
             self._check_size(sum(self._sizes.values()), max(MAX_UNPACKED_BYTES, 10 * len(content)))
             if damaged := self.archive.testzip():
                 raise wrong_file(path, f"the part {damaged} of the file is damaged")
-            if self.needed not in self._sizes:
+            if not any(re.fullmatch(self.needed, name) for name in self._sizes):
                 raise wrong_file(path, f"the file is not {kind}")
             names = [name for name in self._names_of_texts() if name in self._sizes]
             self.num_bytes = sum(self._sizes[name] for name in names)

@@ -18,7 +18,10 @@ from html.entities import html5
 from pathlib import Path
 from xml.parsers import expat
 
+from seq2seq_serve.documents.alignment import text_of
 from seq2seq_serve.documents.markup import Flows, escaped_xml, unescaped
+from seq2seq_serve.documents.notes import MAX_CHARACTERS, MAX_TAGS, is_note
+from seq2seq_serve.documents.page import note_of
 from seq2seq_serve.documents.segments import Document, Part, Segment, TextSpan, has_words, wrong_file
 from seq2seq_serve.documents.spans import Here, Tag
 from seq2seq_serve.documents.tags import Element, Tags
@@ -30,12 +33,16 @@ _NONE = frozenset[str]()
 _NO_ATTRIBUTES: dict[str, str] = {}
 _DECLARED = re.compile(rb"""<\?xml[^>]{1,100}?encoding\s*=\s*["']([\w.-]{1,40})["']""")
 _TAG_NAME = re.compile(r"<[^\s/>]+")
-_LINE_BREAK = re.compile(r"((?:\r\n|[\r\n]|&#(?:10|13|[xX]0?[aAdD]);)\s*+)")
+_STRICT = re.compile(r"http://purl\.oclc\.org/ooxml/(\w+)/")
+LINE_BREAK = re.compile(r"((?:\r\n|[\r\n]|&#(?:10|13|[xX]0?[aAdD]);)\s*+)")
 _RANGE, _IDS = re.compile("-?(?:start|end)", re.IGNORECASE), ("id", "name", "change-id")  # of ranges
 _DESCRIPTION = re.compile(
     r"""<[^\s/>]+(?:\s+(?!descr\s*=)[^\s=]+\s*=\s*(?:"[^"]*"|'[^']*'))*+\s+descr\s*=\s*("[^"]*"|'[^']*')"""
 )
 _FILE = re.compile(r"\.(?:bmp|emf|gif|jpe?g|png|svg|tiff?|webp|wmf)\s*\Z", re.IGNORECASE)
+_RAISED = re.compile(
+    r"""<[\w:]*rPr\s[^<>]*\bbaseline\s*=\s*["'][1-9]|<[\w:]*vertAlign\s[^<>]*\bval\s*=\s*["']superscript"""
+)
 _CHARSETS = re.compile(r"utf-8|ascii|cp\d+|iso8859-\d+|koi8-[ru]|gb\w*|shift_jis|euc_\w+|big5")
 
 
@@ -99,6 +106,7 @@ def events(content: bytes, path: Path, part: str = "", root: str = "") -> Iterat
     """
     where = _where(part)
     reader = _Reader(path, where)
+    is_strict = b"//purl.oclc.org/ooxml/" in content
     begin = end = 0
     step, is_over = _CHUNK_BYTES, False
     try:
@@ -112,6 +120,9 @@ def events(content: bytes, path: Path, part: str = "", root: str = "") -> Iterat
                 event, _ = reader.found.popleft()
                 after = reader.found[0][1]
                 event.markup, begin = content[begin:after].decode(), after
+                if is_strict:
+                    event.name = _transitional(event.name)
+                    event.attributes = {_transitional(key): value for key, value in event.attributes.items()}
                 if root and event.kind == BEGIN:
                     if event.local != root:
                         text = f"the file begins with <{event.local[:60]}>, and must begin with <{root}>"
@@ -123,6 +134,11 @@ def events(content: bytes, path: Path, part: str = "", root: str = "") -> Iterat
     event, _ = reader.found.popleft()
     event.markup = content[begin:].decode()
     yield event
+
+
+def _transitional(name: str) -> str:
+    """Returns a name of a file that is saved as "Strict Open XML" as other files have it."""
+    return _STRICT.sub(r"http://schemas.openxmlformats.org/\1/2006/", name)
 
 
 def _where(part: str) -> str:
@@ -139,6 +155,7 @@ class _Reader:
 
     def __init__(self, path: Path, where: str) -> None:
         self.found: deque[tuple[Event, int]] = deque([(Event(OTHER), 0)])
+        self._texts: list[str] = []  # of the last event
         parser = self.parser = expat.ParserCreate("UTF-8", " ")
         parser.buffer_text = False
         parser.StartElementHandler = lambda name, attributes: self._add(Event(BEGIN, name, attributes))
@@ -156,6 +173,8 @@ class _Reader:
         parser.EntityDeclHandler = refuse
 
     def _add(self, event: Event) -> None:
+        self.found[-1][0].text = "".join(self._texts)
+        self._texts.clear()
         self.found.append((event, self.parser.CurrentByteIndex))
 
     def _add_entity(self, name: str, is_parameter: bool) -> None:
@@ -167,11 +186,9 @@ class _Reader:
             self._add(Event(OTHER))
 
     def _add_text(self, text: str) -> None:
-        event, _ = self.found[-1]
-        if event.kind == TEXT:
-            event.text += text
-        else:
-            self._add(Event(TEXT, text=text))
+        if self.found[-1][0].kind != TEXT:
+            self._add(Event(TEXT))
+        self._texts.append(text)
 
 
 @dataclass(frozen=True)
@@ -194,6 +211,7 @@ class Names:
         keeps_space: Whether elements of texts need an attribute to keep the white space at their ends.
         keeps_lines: Whether line breaks are shown: they end a text, and stay.
         has_tags: Whether texts are strings of programs, which may have tags of HTML, escaped.
+        has_raised: Whether texts may be raised, as the numbers of notes are; all names have a namespace then.
     """
 
     around: frozenset[str] = _NONE
@@ -211,6 +229,7 @@ class Names:
     keeps_space: bool = False
     keeps_lines: bool = False
     has_tags: bool = False
+    has_raised: bool = False
 
 
 def named(namespace: str, names: str) -> frozenset[str]:
@@ -231,7 +250,7 @@ def described(event: Event, flows: Flows) -> Tag:
     def write(pieces: Sequence[TextSpan]) -> None:
         if found is not None:
             before, after = event.markup[: found.start(1)], event.markup[found.end(1) :]
-            tag.open = f'{before}"{html.escape("".join(text for text, _ in pieces))}"{after}'
+            tag.open = f'{before}"{html.escape(text_of(pieces))}"{after}'
 
     flows.segments.append(Segment([(event.attributes["descr"], 0)], write))
     return tag
@@ -243,15 +262,19 @@ class Content:
     Attributes:
         flows: Those of the document.
         source_language: The tag of the language of its texts; empty if it is not known.
+        raised: The names of styles whose texts stand higher than others.
         decoded: Returns what the markup of a text says.
         escape: Returns how a text is written.
+        has_spaced_boxes: Whether markup with texts of its own always stands between spaces.
     """
 
+    has_spaced_boxes = False
     decoded = staticmethod(unescaped)
     escape = staticmethod(escaped_xml)
 
     def __init__(self, flows: Flows, names: Names) -> None:
         self.source_language = ""
+        self.raised = set[str]()
         self.flows = flows
         self._names = names
         self._kept: list[str] = []  # the markup of an element that stays, and of those inside
@@ -263,6 +286,8 @@ class Content:
         self._outer: Flows | None = None  # those around a box, which has texts of its own
         self._depth_in_box = 0
         self._ranges: dict[tuple[str, str], Here] = {}  # the begins of ranges, by their names
+        self._whole: Sequence[Event] = ()  # the events of the present text, if they are known
+        self._next = 0  # the number of the next one
 
     def add(self, event: Event, name: str) -> None:
         """Adds the next event; `name` is that of its element, as the names have it."""
@@ -289,7 +314,7 @@ class Content:
             elif opened is not None:  # before its properties
                 opened.open += event.markup
             elif event.text.isspace():
-                flows.add_source(event.markup)
+                flows.add_of_source(event.markup)
             else:
                 flows.add_markup(event.markup)
         elif event.kind == OTHER:
@@ -299,7 +324,7 @@ class Content:
         elif event.kind == BEGIN and (keep := self._kept_by(event, name)):
             self._keep, self._depth = keep, 1
             self._kept.append(event.markup)
-        elif name in names.boxes and event.kind == BEGIN and self._outer is None:
+        elif event.kind == BEGIN and self._outer is None and self._is_box(name):
             self._depth_in_box = 1
             self._begin_box()
             self.flows.end(event.markup)
@@ -323,8 +348,26 @@ class Content:
             written = (event for event in events if event.kind != OTHER and not _is_cdata(event))
             parts = [elements.get(event.kind, event.markup) for event in written]
             self.flows.tags = Tags(parts, self.decoded, self.escape)
-        for event in events:
-            self.add(event, event.local)
+        self._whole, place = events, 0
+        while place < len(events):
+            event, has_raised = events[place], self._names.has_raised
+            size = 0 if has_raised else self._add_note(events[place : place + 2 * MAX_TAGS])
+            if not size:
+                self._next = place + 1
+                self.add(event, event.name if has_raised else event.local)
+            place += size or 1
+        self.flows.close_all()
+
+    def _add_note(self, events: Sequence[Event]) -> int:
+        """Adds the number of a note if events of a string begin with one; returns how many it has."""
+        parts = list[str]()
+        if events[0].kind == BEGIN and events[0].local in self._names.around and not self._depth:
+            for event in events:
+                parts += [""] * (event.kind != TEXT and len(parts) % 2) + [event.markup]
+        read, after = note_of([*parts, ""], self.flows.last_characters) or ([], "")
+        if read:
+            self.flows.add_note("".join(read), after)
+        return sum(map(bool, read))
 
     def _kept_by(self, event: Event, name: str) -> Callable[[str], object] | None:
         """Returns what keeps an element with all that it has inside; None if it does not stay."""
@@ -337,8 +380,12 @@ class Content:
             is_range = name in self._names.begins or name in self._names.ends
             return partial(self._add_range, event) if is_range else self.flows.add_markup
         if name in self._names.source:
-            return self.flows.add_source
+            return self.flows.add_of_source
         return self.flows.end if name in self._names.left_out else None
+
+    def _is_box(self, name: str) -> bool:
+        """Whether an element that begins here has texts of its own, within the one around it."""
+        return name in self._names.boxes
 
     def _begin_box(self) -> None:
         """Begins markup within a text that has texts of its own."""
@@ -347,7 +394,7 @@ class Content:
     def _end_box(self, markup: str) -> None:
         inner, self.flows, self._outer = self.flows, self._outer or self.flows, None
         inner.end(markup)
-        self.flows.add_inner(inner)
+        self.flows.add_parts([inner.part()], is_spaced=self.has_spaced_boxes)
 
     def _add_range(self, event: Event, markup: str) -> None:
         """Adds the begin or the end of a range of texts; an empty range, as of a bookmark, has no words."""
@@ -373,6 +420,8 @@ class Content:
         has_lines = self._names.keeps_lines or self._names.has_tags
         if _is_cdata(event) and "<" in event.text:
             self.flows.end(event.markup)
+        elif self._add_raised(event.markup, event.text, is_raised=self._is_raised()):
+            return
         elif _is_cdata(event) or not has_lines:
             self.flows.add_text(event.markup, event.text)
         elif self.flows.tags is None:
@@ -382,7 +431,7 @@ class Content:
 
     def add_lines(self, markup: str) -> None:
         """Adds the lines of a text, each of which may be a text of its own."""
-        for number, part in enumerate(_LINE_BREAK.split(markup) if self._names.keeps_lines else [markup]):
+        for number, part in enumerate(LINE_BREAK.split(markup) if self._names.keeps_lines else [markup]):
             if number % 2:
                 self.flows.end(part)
             elif part:
@@ -402,18 +451,52 @@ class Content:
         markup = "".join(one.markup for one in (begin, *texts, last))
         if event.kind == END and name in self._names.texts and texts:
             text = "".join(one.text for one in texts)
-            tag = begin.markup
-            if self._names.keeps_space and "xml:space" not in tag:
-                tag = _TAG_NAME.sub(r'\g<0> xml:space="preserve"', tag, count=1)
+            tag = keeping_space(begin.markup) if self._names.keeps_space else begin.markup
             inside = "".join(one.markup for one in texts)
-            if self._names.keeps_lines and _LINE_BREAK.search(inside) and "<" not in inside:
+            if self._names.keeps_lines and LINE_BREAK.search(inside) and "<" not in inside:
                 self.flows.end(begin.markup)
                 self.add_lines(inside)
                 self.flows.end(last.markup)
-            else:
+            elif not self._add_raised(markup, text, is_raised=self._is_raised()):
                 self.flows.add_text(markup, text, (tag, last.markup))
         else:
             self.flows.add_markup(markup)
+
+    def _add_raised(self, markup: str, text: str, *, is_raised: bool, target: str = "") -> bool:
+        """Adds a raised text if it is the number of a note; returns whether it is one.
+
+        Args:
+            markup: Its markup.
+            text: It.
+            is_raised: Whether it stands higher than others.
+            target: That of its link.
+        """
+        if not is_raised or len(text) > MAX_CHARACTERS or text != text.strip():
+            return False
+        after = self._text_after()
+        if not is_note([("sup", target, "")], text, self.flows.last_characters, after):
+            return False
+        self.flows.add_note(markup, after)
+        return True
+
+    def _is_raised(self) -> bool:
+        """Whether texts stand higher than others at the present place."""
+        return self._names.has_raised and _RAISED.search(self.flows.place.open) is not None
+
+    def _text_after(self) -> str:
+        """Returns the next text of the events that are known; empty if there is none."""
+        for number in range(self._next, len(self._whole)):
+            is_text = not self._names.texts or self._whole[number - 1].name in self._names.texts
+            if self._whole[number].kind == TEXT and is_text:
+                return self._whole[number].text
+        return ""
+
+
+def keeping_space(tag: str) -> str:
+    """Returns the tag that begins a text, whose white space at its ends stays."""
+    if "xml:space" in tag:
+        return tag
+    return _TAG_NAME.sub(r'\g<0> xml:space="preserve"', tag, count=1)
 
 
 def _is_cdata(event: Event) -> bool:
@@ -442,28 +525,29 @@ class XmlTexts(Document):
         self._from = path, part
         self.encoding, self._content = decoded_xml(content, path, part)
         self._flows = Flows(self.escape, is_tight=self.names.has_tags)
+        self._inside = self.content_of(self._flows, self.names)
         self.around: list[Event] = []
         self.before = ""
 
     def parts(self) -> Iterator[Part]:
-        inside = self.content_of(self._flows, self.names)
+        inside = self._inside
         inside.source_language = self.source_language
         depth = 0  # of elements in a text
-        string = list[Event]()
+        text = list[Event]()
         for event in events(self._content, *self._from, self.root):
             if event.kind == BEGIN and self._flows.is_ready and not self.is_held:
                 yield self._flows.part(self.changed)
             if depth:
                 depth += (event.kind == BEGIN) - (event.kind == END)
-                if depth and self.names.has_tags:
-                    string.append(event)
+                if depth and self.is_whole:
+                    text.append(event)
                     continue
                 if depth:
                     inside.add(event, self.name_of(event))
                     continue
-                if string:
-                    inside.add_all(string)
-                    string.clear()
+                if text:
+                    inside.add_all(text)
+                    text = []
                 inside.finish()
             self._flows.end(self.outside(event))
             if event.kind == BEGIN:
@@ -482,6 +566,11 @@ class XmlTexts(Document):
     def is_held(self) -> bool:
         """Whether the element around the place is a part, which must not be written before its end."""
         return False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a text is added when it has ended, because what follows in it says what a part of it is."""
+        return self.names.has_tags or self.names.has_raised
 
     def changed(self, markup: str) -> str:
         """Returns what is written for a part, whose tags are whole."""

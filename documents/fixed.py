@@ -6,22 +6,28 @@ import re
 from collections import deque
 from collections.abc import Sequence
 
+from seq2seq_serve.documents.alignment import text_of
+from seq2seq_serve.documents.segments import LETTER
 from seq2seq_serve.documents.spans import Here, Placed
 
 _NUM_COMPARED = 16  # texts with the same first word that are looked for in a translation
+_BEGIN = 3  # characters that words have in common with their translation
 _WORD, _WORD_OR_MARK = re.compile(r"\w+"), re.compile(r"\w+|[^\w\s]")
+_DIGIT = re.compile(r"\d")
 _CORE = re.compile(r"\w(?:.*\w)?", re.DOTALL)
 
 
 def with_fixed(parts: list[Placed], texts: Sequence[Here]) -> list[Placed]:
     """Returns parts of a translation with fixed texts in place of their translations.
 
-    Each stands once, where the translation has the same text, or the longest part that belongs to it.
+    Each stands once, where the translation has the same text, or else at the longest part with a word that
+    belongs to it: in its place if that may be its translation, or after it, since words may belong to a text
+    only because the translation lacks it. One without such a part is left out.
     """
     fixed = [here for here in texts if here.is_fixed]
     if not fixed:
         return parts
-    found = deque(_found("".join(text for text, _ in parts), fixed))
+    found = deque(_found(text_of(parts), fixed))
     cut, place, num_before = list[Placed](), 0, 0
     placed: dict[Here, int] = {}  # where each is among the parts
     for text, its in parts:
@@ -55,6 +61,8 @@ def with_fixed(parts: list[Placed], texts: Sequence[Here]) -> list[Placed]:
             result.append((text, beside))
         elif its in is_found or core is None:
             result.append((text, its))
+        elif not _may_translate(text, its.text):
+            result += [(f"{text[: core.end()]} ", beside), (its.text, its), (text[core.end() :], beside)]
         else:  # keep the marks beside it that the fixed text does not have itself
             own = _CORE.search(its.text)
             marks = (its.text[: own.start()], its.text[own.end() :]) if own else ("", "")
@@ -62,6 +70,19 @@ def with_fixed(parts: list[Placed], texts: Sequence[Here]) -> list[Placed]:
             after = _without(text[core.end() :][::-1], marks[1])[::-1]
             result += [(before, beside), (its.text, its), (after, beside)]
     return [part for part in result if part[0]]
+
+
+def _may_translate(target: str, text: str) -> bool:
+    """Whether a part of a translation may be that of a fixed text.
+
+    It shares a word or the begin of one with it, or has no more words than it. A text with a digit, such as a
+    reference, or without a letter has no translation that shares nothing with it.
+    """
+    begins = [{word[:_BEGIN] for word in _WORD.findall(each.casefold())} for each in (target, text)]
+    if not begins[0].isdisjoint(begins[1]) or target.strip() == text.strip():
+        return True
+    is_name = LETTER.search(text) is not None and not _DIGIT.search(text)
+    return is_name and len(target.split()) <= len(text.split())
 
 
 def _without(marks: str, own: str) -> str:

@@ -5,6 +5,7 @@ markdown-it-py finds the blocks, and the parts of each. Between these, and in co
 
 from __future__ import annotations
 
+import html
 import re
 from array import array
 from bisect import bisect_right
@@ -12,13 +13,17 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from string import punctuation
 from typing import Any
 
+from seq2seq_serve.documents.alignment import text_of
 from seq2seq_serve.documents.markup import Flows, escaped_xml, unescaped
-from seq2seq_serve.documents.page import FIXED, FORMATTING, INLINE, READINGS, RUBY
+from seq2seq_serve.documents.notes import MAX_CHARACTERS, MAX_TAGS
+from seq2seq_serve.documents.page import FIXED, FORMATTING, INLINE, READINGS, RUBY, note_of
 from seq2seq_serve.documents.segments import (
+    LETTER,
     LINE_BREAK,
     Document,
     Part,
@@ -34,36 +39,47 @@ from seq2seq_serve.documents.values import imported
 _FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\n(?:(?!\1[ \t]*$)[^\n]*\n)*+\1[ \t]*$", re.MULTILINE)
 _MARK = re.compile(r"\[(?:[ xX]|![A-Z]+)\]\s*+")  # of a task, or of a kind of quotation
 _BAR = re.compile(r"\|")
+_BRACKETS = frozenset(["link", "note", "span"])  # kinds of parts with a text in brackets
 _NUM_AFTER = 2  # characters after a note that are looked at
+_MAX_MARKS = 8  # of emphasis before a picture that are looked at
+_INDENTATION = 4  # spaces before the blocks of a footnote
 _SPACES = re.compile(" *+")
 _QUOTED = r"""("(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|\((?:[^()\\]|\\.)*+\))\s*+"""
 _TARGET = re.compile(rf"\(\s*+(?:<(?:[^<>\\]|\\.)*+>|[^\s<]\S*+)\s++{_QUOTED}\)", re.DOTALL)  # and title
 _TITLE = re.compile(rf"(?<!\S){_QUOTED}\Z")  # of a reference, at the end of a line
-_FOOTNOTE = re.compile(r"(\[\^[^\s\[\]]++\]:?)")
-# What programs that read more than CommonMark take for code: whole lines, what begins a line, and the others.
+_FOOTNOTE = re.compile(r"(\[\^[^\s\[\]]++\])")
+# What begins a footnote, a block with a title, or the definition of a term: what is indented belongs to it.
+_INDENTED = re.compile(r"\[\^[^\s\[\]]++\]:[ \t]*+|(?:!!!|\?\?\?)[^\n]*+|[:~][ \t]++")
+# What programs that read more than CommonMark take for code: whole lines, what begins one, and the others.
 _LINES = re.compile(
     r"""
-      (?:\n[ \t]*+)? (?: (?: :::[^\n]*+ | (?:!!!|\?\?\?)[^\n]*+
+      (?:\n[ \t]*+)? (?: (?: :::[^\n]*+
         | (?: \{\{[^{}\n]*+\}\}[ \t]*+ | \{%[^%\n]*+%\}[ \t]*+ | </[a-zA-Z][^<>\n]*+>[ \t]*+ )++
         | \$\$ (?: [^$]{1,1000} \$\$ )? [ \t]*+
         | import\b[^\n]*?["'][ \t]*+;?[ \t]*+
         | export[ ](?:default|const|function|class|let|var|async|[{*])[^\n]*+
+        | \+[-=:+]{3,}+ (?: \n[|+][^\n]*+ )*+ | \\begin\{ [\s\S]{1,2000}? \\end\{[^{}\n]++\}
       ) (?:\n[ \t]*+|\Z) )++
-    | (?:\n[ \t]*+)? (?: :[ \t]++ | \[\^[^\s\[\]]++\]:[ \t]*+ )
+    | (?:\n[ \t]*+)? (?: \(@[\w-]*+\) | \(?[a-z]\) | \#\. ) [ \t]++
+    | \n[ \t]*+ \|[ \t]++ | \|[ \t]++ (?=[^\n]*+\n[ \t]*+\|)
     """,
     re.VERBOSE,
 )
 _KEPT = re.compile(
     r"""
-      (?P<mark> \{:?[ ]?[#.][^{}\n]{1,200}\} | \{\{[<%][^{}]{1,500}\}\} | \{%[^%]{1,500}%\} )
+      (?P<mark> \{:?[ ]?(?:[#.]|[\w-]{1,32}=)[^{}\n]{1,200}\} | \{\{[<%][^{}]{1,500}\}\} | \{%[^%]{1,500}%\} )
+    | \[ (?: [^@\[\]]{0,100} [\s;] )? -?@\w [^\[\]]{0,500} \] (?![(\[])
     | \{\{[^{}]{1,200}\}\} | \$\$[^$]{1,1000}\$\$ | \$(?![\s$])[^$]{1,500}(?<![\s\\])\$(?!\w)
     """,
     re.VERBOSE,
 )
+_ATTRIBUTES = re.compile(r"\{[ ]?[#.\w][^{}\n]{0,200}\}")  # after a text in brackets
 _TAG = re.compile(r"</?(?:code|kbd)\b[^<>]*+>", re.IGNORECASE)
 _HTML = re.compile(r"<(/?)([a-zA-Z][\w-]*+)")
 _ID = re.compile(r"\s(?:id|name)\s*+=", re.IGNORECASE)
-_TO_ESCAPE = re.compile(r"[\\`*\[\]|]|(?<!\w)_|_(?!\w)|~(?=~)|\A[#>+=~-]|(<(?=[a-zA-Z/!?])|&(?=#?\w{1,40};))")
+_TO_ESCAPE = re.compile(
+    r"[\\`*\[\]|]|(?<![^\W_])_|_(?![^\W_])|~(?=~)|\A[#>+=~-]|(<(?=[a-zA-Z/!?])|&(?=#?\w{1,40};))"
+)
 _NUMBER = re.compile(r"\A(\d{1,9})(?=[.)](?:\s|\Z))")
 
 
@@ -76,10 +92,11 @@ class _Part:
             "end_tag" for HTML around a text, or "source" for HTML that belongs to characters of the source.
         begin: Where it begins in the text.
         end: Where it ends.
-        label_end: Where the text of a link or picture ends.
+        label_end: Where the text of a link, picture, footnote or other text in brackets ends.
         title: What its title says; empty if there is none, or if it is that of a reference.
         quotes: Where the title begins and ends, with its quotes.
         token: What the parser made of it, in the end.
+        picture: The picture that a link has in place of a text.
     """
 
     kind: str
@@ -89,6 +106,7 @@ class _Part:
     title: str = ""
     quotes: tuple[int, int] = (0, 0)
     token: Any = None
+    picture: _Part | None = None
 
 
 class _Parser:
@@ -98,6 +116,8 @@ class _Parser:
         parser = self._parser = imported("markdown_it", path).MarkdownIt("commonmark")
         # The last rule joins texts, and would hide where each of them was.
         parser.enable(["table", "strikethrough"]).disable(["inline", "text_join", "fragments_join"])
+        around = {"alt": ["paragraph", "reference", "blockquote", "list"]}  # which it may end
+        parser.block.ruler.before("reference", "indented", _add_indented, around)
         rules = imported("markdown_it.rules_inline", path)
         for name, rule in {
             "newline": rules.newline,
@@ -114,6 +134,7 @@ class _Parser:
             parser.inline.ruler.at(name, partial(self._apply, name, rule))
         parser.inline.ruler.before("text", "lines", partial(self._apply, "lines", _skip_lines))
         parser.inline.ruler.before("newline", "kept", partial(self._apply, "kept", _skip_kept))
+        parser.inline.ruler.before("link", "brackets", partial(self._apply, "brackets", _read_brackets))
         self._environment: dict[str, Any] = {}  # the targets of links
         self._found: list[_Part] = []
         self._state: Any = None  # of the block
@@ -127,10 +148,10 @@ class _Parser:
     def titles(self) -> Iterator[tuple[str, int]]:
         """Yields the title of each reference, and the number of its last line, after `blocks`.
 
-        Those of footnotes and of comments, as `[//]: # (…)`, are none.
+        Those of comments, as `[//]: # (…)`, are none.
         """
-        for name, reference in self._environment.get("references", {}).items():
-            if reference["title"] and reference["href"] not in ("", "#") and not name.startswith("^"):
+        for reference in self._environment.get("references", {}).values():
+            if reference["title"] and reference["href"] not in ("", "#"):
                 yield reference["title"], reference["map"][1] - 1
 
     def parts(self, text: str) -> list[_Part]:
@@ -166,6 +187,10 @@ class _Parser:
                 its = next(each for each in made if each.type in ("link_open", "image"))
                 title, quotes = (its.attrs.get("title", ""), target.span(1)) if target else ("", (0, 0))
                 self._found.insert(num_found, _Part(name, begin, end, label_end, title, quotes))
+        elif name == "brackets":
+            is_note = state.src[begin] == "^"
+            label_end = end - 1 if is_note else state.src.rindex("]{", begin, end)
+            self._found.insert(num_found, _Part("note" if is_note else "span", begin, end, label_end))
         elif name in ("newline", "escape", "entity"):
             self._found.append(_Part(name, begin, end, token=token))
         elif name == "lines":
@@ -205,6 +230,24 @@ class _Blocks(list[Any]):
             yield self._texts[begin:end].decode("utf-8", "surrogatepass"), line
 
 
+def _add_indented(state: Any, line: int, end: int, silent: bool) -> bool:
+    """Reads what begins an indented block, with the blocks in it."""
+    begin = state.bMarks[line] + state.tShift[line]
+    found = None if state.is_code_block(line) else _INDENTED.match(state.src, begin, state.eMarks[line])
+    if found is None or silent:
+        return found is not None
+    before = state.bMarks[line], state.tShift[line], state.sCount[line], state.parentType
+    state.push("indented_open", "", 1)
+    state.blkIndent += _INDENTATION
+    state.bMarks[line], state.tShift[line], state.sCount[line] = found.end(), 0, state.blkIndent
+    state.parentType = "root"
+    state.md.block.tokenize(state, line, end)
+    state.blkIndent -= _INDENTATION
+    state.bMarks[line], state.tShift[line], state.sCount[line], state.parentType = before
+    state.push("indented_close", "", -1)
+    return True
+
+
 def _skip_lines(state: Any, silent: bool) -> bool:  # noqa: ARG001
     """Reads lines that are no text, where a line begins or the one before it ends."""
     is_there = state.pos == 0 or "\n" in state.src[state.pos - 1 : state.pos + 1]
@@ -213,7 +256,25 @@ def _skip_lines(state: Any, silent: bool) -> bool:  # noqa: ARG001
 
 def _skip_kept(state: Any, silent: bool) -> bool:  # noqa: ARG001
     """Reads code within a text."""
-    return state.src[state.pos] in "{$" and _skip(_KEPT, state)
+    return state.src[state.pos] in "{[$" and _skip(_KEPT, state)
+
+
+def _read_brackets(state: Any, silent: bool) -> bool:
+    """Reads a footnote within a text, as `^[text]`, or a text with attributes, as `[text]{.name}`."""
+    begin, last = state.pos, state.posMax
+    is_note = state.src.startswith("^[", begin)
+    first = begin + is_note
+    end = state.md.helpers.parseLinkLabel(state, first) if state.src[first : first + 1] == "[" else -1
+    attributes = None if is_note else _ATTRIBUTES.match(state.src, end + 1, last)
+    if end < 0 or not (is_note or attributes):
+        return False
+    if not silent:
+        state.pos, state.posMax = first + 1, end
+        state.push("brackets_open", "", 1)
+        state.md.inline.tokenize(state)
+        state.push("brackets_close", "", -1)
+    state.pos, state.posMax = attributes.end() if attributes else end + 1, last
+    return True
 
 
 def _skip(pattern: re.Pattern[str], state: Any) -> bool:
@@ -230,7 +291,7 @@ def _with_html(parts: Sequence[_Part], text: str) -> list[_Part]:
     depths = list[int]()  # of styles of Markdown
     for number, part in enumerate(parts):
         depths.append(depth)
-        link = part.label_end if part.kind == "link" else link if part.begin < link else -1
+        link = part.label_end if part.kind in _BRACKETS else link if part.begin < link else -1
         if part.kind in ("emphasis", "strikethrough") and part.token:
             depth += part.token.nesting
         tag = _HTML.match(text, part.begin) if part.kind == "markup" else None
@@ -266,6 +327,38 @@ def _with_html(parts: Sequence[_Part], text: str) -> list[_Part]:
     return result
 
 
+def _as_html(parts: Sequence[_Part], text: str) -> list[tuple[int, int, str]]:
+    """Returns where parts begin and end, and the tags of HTML that they are."""
+    tags = list[tuple[int, int, str]]()
+    for part in parts:
+        if part.kind == "link":
+            target = html.escape(text[part.label_end + 1 : part.end])
+            tags += [(part.begin, part.begin + 1, f'<a href="{target}">'), (part.label_end, part.end, "</a>")]
+        elif part.kind not in ("escape", "newline", "entity"):
+            tags.append((part.begin, part.end, text[part.begin : part.end]))
+    return sorted(tags)
+
+
+def _with_pictures(parts: Sequence[_Part], text: str) -> list[_Part]:
+    """Returns the parts with pictures that do not end a text: after a word and a space, or in a link."""
+    result, begin, link_end = list[_Part](), 0, -1  # where the text begins, and where the link ends
+    for part in parts:
+        link = result[-1] if result and result[-1].kind == "link" else None
+        whole = part
+        if part.kind == "image":
+            if link and not f"{text[link.begin + 1 : part.begin]}{text[part.end : link.label_end]}".strip():
+                whole, link_end = replace(result.pop(), kind="image", picture=part), -1
+            before = text[max(begin, whole.begin - _MAX_MARKS) : whole.begin].rstrip("*_~")
+            is_after_word = before[-1:].isspace() and LETTER.search(text, begin, whole.begin)
+            if whole.begin < link_end or is_after_word:
+                whole = replace(whole, kind="picture")
+        link_end = part.end if part.kind == "link" else link_end
+        if whole.kind in ("image", "lines") or _is_break(part, text):
+            begin = whole.end
+        result.append(whole)
+    return result
+
+
 def _with_ends(parts: Sequence[_Part], text: str) -> list[_Part]:
     """Returns the parts with marks that end a text in place of emphasis over several texts."""
     result, opened, num_ends, num_inside = [*parts], list[tuple[int, int, int]](), 0, 0
@@ -289,6 +382,11 @@ def _with_ends(parts: Sequence[_Part], text: str) -> list[_Part]:
                 result[first] = replace(parts[first], kind=kind, begin=begin)
                 result[number] = replace(part, kind=kind, end=end)
     return result
+
+
+def _after_spaces(text: str, place: int) -> int:
+    found = _SPACES.match(text, place)
+    return found.end() if found else place
 
 
 def _is_break(part: _Part, text: str) -> bool:
@@ -316,7 +414,8 @@ class MarkdownDocument(Document):
             if places := _places(block, lines, line, end):
                 _add_between(flows, text, end, places[0][1], titles)
                 adder = _Adder(flows, text, block, places)
-                adder.add(_with_ends(_with_html(parser.parts(block), block), block))
+                found = _with_pictures(_with_html(parser.parts(block), block), block)
+                adder.add(_with_ends(found, block))
                 end = adder.place_of(len(block))
                 flows.end()
                 part = flows.part()
@@ -352,7 +451,7 @@ def _with_title(flows: Flows, before: str, quoted: str, after: str, title: str) 
     tag = Tag(before + quoted + after, "")
 
     def write(pieces: Sequence[TextSpan]) -> None:
-        text, inside = "".join(text for text, _ in pieces), quoted[1:-1]
+        text, inside = text_of(pieces), quoted[1:-1]
         if text != title:
             inside = re.sub(r"[()]" if quoted[0] == "(" else quoted[0], r"\\\g<0>", _escaped(text))
         tag.open = f"{before}{quoted[0]}{inside}{quoted[-1]}{after}"
@@ -446,6 +545,7 @@ class _Adder:
         self._flows, self._file, self._text = flows, file, text
         self._offsets, self._begins = zip(*places, strict=True)
         self.glued: list[tuple[Tag, str]] = []
+        self._outer = list[Flows]()  # those around a footnote within a text
         self._place = 0
         self._written: list[str] = []  # of the text that is not added yet
         self._shown: list[str] = []
@@ -457,14 +557,12 @@ class _Adder:
 
     def add(self, parts: Sequence[_Part]) -> None:
         """Adds the text."""
-        link: _Part | None = None
+        opened = list[_Part]()  # those with brackets around the place
         if mark := _MARK.match(self._text):
             self._flows.end(self._taken(mark.end()))
-        for part in [*parts, _Part("end", len(self._text), len(self._text))]:
-            if link is not None and part.begin >= link.label_end:
-                self._add_text(link.label_end)
-                self._flows.close(self._titled(link, link.end), "a")
-                link = None
+        for number, part in enumerate([*parts, _Part("end", len(self._text), len(self._text))]):
+            while opened and part.begin >= opened[-1].label_end:
+                self._close(opened.pop())
             is_strong = part.kind == "emphasis" and part.token.tag == "strong"
             begin = part.begin - (is_strong and part.token.nesting == 1)
             if begin < self._place or (
@@ -472,19 +570,51 @@ class _Adder:
             ):
                 continue
             self._add_text(begin)
+            if part.kind in ("link", "tag") and self._add_note(parts[number : number + MAX_TAGS]):
+                continue
             self._add_part(part, part.end + (is_strong and part.token.nesting == -1))
-            link = part if part.kind == "link" else link
+            if part.kind in _BRACKETS:
+                opened.append(part)
         self._flush()
+
+    def _close(self, part: _Part) -> None:
+        """Adds the end of brackets, and what is after them."""
+        self._add_text(part.label_end)
+        if part.kind != "note":
+            self._flows.close(self._titled(part, part.end), "[")
+            return
+        self._flows.end(self._marked(part.end))
+        inner, self._flows = self._flows, self._outer.pop()
+        self._flows.add_inner_note(inner, self._text[part.end : part.end + _NUM_AFTER])
+
+    def _add_note(self, parts: Sequence[_Part]) -> bool:
+        """Adds the number of a note, if parts begin with one: a link or a tag of HTML."""
+        self._flush()
+        tags, pieces = _as_html(parts, self._text), list[str]()
+        for (_, end, tag), (begin, _, _) in pairwise([*tags, (len(self._text), 0, "")]):
+            pieces += [tag, self._text[end : min(begin, end + MAX_CHARACTERS)].replace("\\", "")]
+        found = None if parts[0].title else note_of(pieces, self._flows.last_characters)
+        if found is not None:
+            self._flows.add_note(self._marked(tags[len(found[0]) // 2][1]), found[1])
+        return found is not None
 
     def _add_part(self, part: _Part, end: int) -> None:
         flows = self._flows
-        if part.kind == "link":
-            flows.open(self._marked(part.begin + 1), "a", is_single=True)
+        if part.kind in ("link", "span"):
+            flows.open(self._marked(part.begin + 1), "[", is_single=True)
+        elif part.kind == "note":
+            before = self._marked(part.begin + len("^["))
+            self._outer.append(flows)
+            self._flows = flows.inner()
+            self._flows.end(before)
+        elif part.kind == "picture":
+            self._flush()
+            self._flows = flows.inner()
+            self._add_picture(part, end if flows.has_words else _after_spaces(self._text, end))
+            flows.add_parts([self._flows.part()], is_spaced=flows.has_words)
+            self._flows = flows
         elif part.kind == "image":
-            flows.end(self._marked(part.begin + 2))
-            self._add_text(part.label_end)
-            spaces = _SPACES.match(self._text, end)
-            flows.end(self._titled(part, spaces.end() if spaces else end))
+            self._add_picture(part, _after_spaces(self._text, end))
         elif part.kind == "source":
             flows.add_of_source(self._marked(end))
         elif part.kind == "code":
@@ -507,8 +637,7 @@ class _Adder:
             flows.end(self._marked(end))
         elif part.kind == "markup":
             is_apart = not part.begin or self._text[part.begin - 1].isspace()
-            spaces = _SPACES.match(self._text, end) if is_apart else None
-            flows.add_markup(self._marked(spaces.end() if spaces else end))
+            flows.add_markup(self._marked(_after_spaces(self._text, end) if is_apart else end))
         elif part.kind == "newline":
             self._add_shown(end, " ")
         elif part.kind in ("escape", "entity"):
@@ -519,6 +648,16 @@ class _Adder:
             flows.open(self._marked(end), name).instead = f"<{name}>", f"</{name}>"
         elif part.token is not None and part.token.nesting == -1:
             flows.close(self._marked(end), part.token.tag)
+
+    def _add_picture(self, part: _Part, end: int) -> None:
+        """Adds a picture, or a link that has only one, until a place of the text."""
+        if part.picture is None:
+            self._flows.end(self._marked(part.begin + len("![")))
+            self._add_text(part.label_end)
+        else:
+            self._flows.end(self._marked(part.picture.begin))
+            self._add_picture(part.picture, part.label_end)
+        self._flows.end(self._titled(part, end))
 
     def _taken(self, end: int) -> str:
         """Returns what is written until a place of the text, from where the last part ended."""

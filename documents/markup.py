@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from seq2seq_serve.documents.alignment import formatted
+from seq2seq_serve.documents.alignment import formatted, text_of
 from seq2seq_serve.documents.emphasis import with_tags
 from seq2seq_serve.documents.fixed import with_fixed
 from seq2seq_serve.documents.notes import END_MARKS, is_after_end
@@ -51,7 +51,7 @@ def _joined(parts: Sequence[Placed]) -> list[Placed]:
     return [
         (text, here)
         for here, group in groups
-        for text in ([here.text] if here.is_fixed else ["".join(text for text, _ in group)])
+        for text in ([here.text] if here.is_fixed else [text_of(group)])
     ]
 
 
@@ -118,7 +118,7 @@ class _Flow:
             return source
         written = self._with(self.translated, MAX_COPIES * len(source))
         if written is None:  # in the order of the source
-            whole = "".join(text for text, _ in self.translated)
+            whole = text_of(self.translated)
             written = self._with(formatted(self.pieces, whole, self.kept))
         return written or ""
 
@@ -127,7 +127,7 @@ class _Flow:
         runs = dict[tuple[Tag | None, frozenset[str]], Tag]()
         heres = [in_run(token, runs) for token in self.tokens if isinstance(token, Here)]
         texts = [here for here in heres if here.around is not None]
-        last = next((here for here in reversed(heres) if here.markup), None)
+        last = next((here for here in reversed(heres) if here.markup or here.space), None)
         if last is not None and last.space:  # a note, which has the white space before it
             pieces = [*pieces[:-1], (pieces[-1][0].rstrip(), pieces[-1][1])]
         parts = with_fixed([(text, texts[number]) for text, number in pieces if text], texts)
@@ -226,9 +226,11 @@ class _Writer:
                 place = tag.around or NO_TAG
             elif here is not None and any(mark.space is not None for mark in self._after.get(number, ())):
                 shown = text if here.is_fixed else text.rstrip() or text
+                space = text[len(shown) :]
                 self._write_text(shown, here)
-                self._write_marks(number, place)
-                self._written.append(text[len(shown) :])
+                self._write_marks(number, place, goes_on=bool(space))
+                if space:
+                    self._write_text(space, here)
             elif here is not None:
                 self._write_text(text, here)
             self._write_marks(number, place)
@@ -340,11 +342,17 @@ class _Writer:
             number, at = number - 1, tag.around or NO_TAG
         return number - 1
 
-    def _write_marks(self, number: int, place: Tag) -> None:
-        """Writes the marks that come after an event, or after earlier ones, and belong to a place."""
+    def _write_marks(self, number: int, place: Tag, *, goes_on: bool = False) -> None:
+        """Writes the marks that come after an event, or after earlier ones, and belong to a place.
+
+        Args:
+            number: The number of the event.
+            place: The place after it.
+            goes_on: Whether a text follows there, as it does before another event with one.
+        """
         for mark in self._after.pop(number, ()):
             self._waiting.setdefault(self._around.get(mark.place, mark.place), []).append(mark)
-        goes_on = number + 1 < len(self._events) and self._events[number + 1][0] == _TEXT
+        goes_on = goes_on or (number + 1 < len(self._events) and self._events[number + 1][0] == _TEXT)
         if place.is_run and place.around in self._waiting and goes_on:
             self._written.append(self._flow.close(place))
             self._write_waiting(place.around)
@@ -358,7 +366,8 @@ class _Writer:
             return
         at = place
         for mark in self._waiting.pop(place):
-            is_spaced = mark.is_fixed and (mark.around is not None or self._is_between_spaces(mark))
+            is_own = mark.is_fixed and mark.space is None
+            is_spaced = is_own and (mark.around is not None or self._is_between_spaces(mark))
             if is_spaced and self._is_after_word:
                 outer = mark.place.around or NO_TAG if mark.place.is_run else mark.place
                 at = self._move(at, outer, self._space)
@@ -484,8 +493,13 @@ class Flows:
     @property
     def last_characters(self) -> str:
         """The last characters of the present flow; empty if it has only white space."""
-        text = self._pieces[-1][0][-4:] if self._pieces else ""
-        return "" if len(self._pieces) == 1 and self._pieces[0][0].isspace() else text
+        text = "".join(text[-4:] for text, _ in self._pieces[-4:])[-4:]
+        return "" if len(self._pieces) == 1 and text.isspace() else text
+
+    @property
+    def place(self) -> Tag:
+        """The tag around what follows."""
+        return self._place
 
     def part(self, changed: Callable[[str], str] = str) -> Part:
         """Returns a part of what has ended after the last part.
@@ -526,27 +540,21 @@ class Flows:
         self._tokens.append(here)
         return here
 
-    def add_source(self, markup: str, change: int = 0) -> None:
-        """Adds markup that is written with the source only.
+    def add_of_source(self, markup: str, change: int = 0) -> None:
+        """Adds markup that is written with the source only, such as the reading of its characters.
+
+        The text goes on after it with the same formatting.
 
         Args:
             markup: The markup.
             change: The number of elements that begin in it, less that of those that end.
         """
-        self._tokens.append(markup)
-        self._num_source += change
-
-    def add_of_source(self, markup: str, change: int = 0) -> None:
-        """Adds markup that belongs to characters of the source, such as their reading.
-
-        It is written with the source only, as that of `add_source`, which has the same arguments. The text
-        goes on after it with the same formatting.
-        """
         last = self._tokens[-1] if self._tokens else None
         place = self._goes_on[0] if self._goes_on[1] == len(self._tokens) else None
         if isinstance(last, Here):
             place = last.place if last.around is not None and not last.is_fixed else None
-        self.add_source(markup, change)
+        self._tokens.append(markup)
+        self._num_source += change
         self._goes_on = place, len(self._tokens)
 
     def add_note(self, markup: str, after: str) -> Here:
@@ -556,22 +564,26 @@ class Flows:
             markup: The markup.
             after: The text that follows.
         """
-        last = self._pieces[-1][0][-1:] if self._pieces else ""
-        here = Here(markup, self._place, number=self._num_texts, space=last if last.isspace() else "")
-        here.is_after_end = is_after_end(self.last_characters, after)
+        here = Here(markup, self._place, number=self._num_texts)
         self._tokens.append(here)
+        self._put_beside(here, after)
         return here
+
+    def _put_beside(self, note: Here, after: str) -> None:
+        """Lets a note stay beside the text before it; `after` is the text that follows."""
+        last = self._pieces[-1][0][-1:] if self._pieces else ""
+        note.space = last if last.isspace() else ""
+        note.is_after_end = is_after_end(self.last_characters, after)
 
     def inner(self) -> Flows:
         """Returns what cuts markup inside of the present flow, with texts of its own."""
         return Flows(self._escape, is_tight=self._how[0], is_ordered=self._how[1])
 
-    def add_inner(self, inner: Flows) -> None:
-        """Adds the markup that was cut."""
-        inner.end()
-        self.add_parts([inner.part()])
+    def add_inner_note(self, inner: Flows, after: str) -> None:
+        """Adds a note, which was cut, and stays as `add_note` says."""
+        self._put_beside(self.add_parts([inner.part()]), after)
 
-    def add_parts(self, parts: Sequence[Part], *, is_spaced: bool = False) -> None:
+    def add_parts(self, parts: Sequence[Part], *, is_spaced: bool = False) -> Here:
         """Adds markup with texts of its own that stands within a sentence.
 
         Args:
@@ -589,6 +601,7 @@ class Flows:
             self._add(box)
         else:
             self._tokens.append(box)
+        return box
 
     def open(self, markup: str, name: str, *, is_single: bool = False, is_run: bool = False) -> Tag:
         """Adds a tag that formats the texts inside; one that is single is never written twice."""
@@ -620,6 +633,8 @@ class Flows:
             self.add_markup("")  # for an element without a text, which stays
         while (innermost := self._names.pop()) != name:
             self._num_open[innermost] -= 1
+            if self.tags is not None:  # a string has as many tags as before
+                self._closes[self._place] = ""
             self._leave()
         self._num_open[name] -= 1
         if isinstance(markup, Tag) or self._place.first < self._num_before:
@@ -629,10 +644,15 @@ class Flows:
         self._leave()
         self._tokens.append(markup)
 
+    def close_all(self) -> None:
+        """Adds the end of a string, in which tags may lack their ends."""
+        while self._names:
+            self.close("", self._names[-1])
+
     def end(self, markup: str | Tag = "") -> None:
         """Ends a flow: what follows belongs to other texts."""
         is_whole = not self._is_split and not self._num_source
-        if self.has_words and is_whole and not has_choice("".join(text for text, _ in self._pieces)):
+        if self.has_words and is_whole and not has_choice(text_of(self._pieces)):
             tokens, pieces, kept = self._tokens, self._pieces, self._kept
             how = (self._escape if self.tags is None else self.tags.escaped, *self._how)
             flow = _Flow(self._begin, self._place, tokens, pieces, kept, self._num_texts, *how, self._closes)

@@ -10,7 +10,7 @@ import posixpath
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
 from itertools import islice
@@ -22,6 +22,7 @@ from seq2seq_serve.documents.archive import Archive
 from seq2seq_serve.documents.elements import (
     BEGIN,
     END,
+    LINE_BREAK,
     OTHER,
     TEXT,
     Content,
@@ -30,12 +31,13 @@ from seq2seq_serve.documents.elements import (
     XmlTexts,
     described,
     description,
+    keeping_space,
     named,
 )
 from seq2seq_serve.documents.markup import Flows
 from seq2seq_serve.documents.notes import MAX_CHARACTERS, MAX_TAGS, WORD, is_note, stays
-from seq2seq_serve.documents.page import READINGS, RUBY
-from seq2seq_serve.documents.segments import Document, Part, TextSpan, wrong_file
+from seq2seq_serve.documents.page import EMBEDDED, READINGS, RUBY
+from seq2seq_serve.documents.segments import Document, Part, Segment, TextSpan, wrong_file
 from seq2seq_serve.documents.spans import Tag
 from seq2seq_serve.protos.languages import is_other_language
 
@@ -47,6 +49,9 @@ _OFFICE = "urn:oasis:names:tc:opendocument:xmlns:office:1.0 "
 _TABLE = "urn:oasis:names:tc:opendocument:xmlns:table:1.0 "
 _CELL, _DELETION = f"{_TABLE}table-cell", f"{_TEXT}deletion"
 _PRESENTATION = "urn:oasis:names:tc:opendocument:xmlns:presentation:1.0 "
+_STYLE = "urn:oasis:names:tc:opendocument:xmlns:style:1.0 "
+_RAISED = re.compile(r"\s*(?:super|[1-9])")
+_STYLE_OF_TEXT = re.compile(r"""\s[\w.-]+:style-name\s*=\s*["']([^"']*)""")
 _SPACES, _RUBIES = f"{_TEXT}s", named(_TEXT, "ruby ruby-base")
 _RANGES = ("bookmark", "reference-mark", "change", "toc-mark", "user-index-mark", "alphabetical-index-mark")
 _BEGINS, _ENDS = (frozenset(f"{_TEXT}{kind}-{end}" for kind in _RANGES) for end in ("start", "end"))
@@ -71,6 +76,7 @@ _XHTML = "http://www.w3.org/1999/xhtml "
 _LANGUAGE = "http://www.w3.org/XML/1998/namespace lang"
 _WORKSHEET = "worksheet"
 _CHUNK_BYTES = 2**20
+_MAX_COPIES = 6  # how often the markup of a string may be written for its lines
 
 
 def _names_of_runs(namespace: str, left_out: str) -> Names:
@@ -81,6 +87,7 @@ def _names_of_runs(namespace: str, left_out: str) -> Names:
         left_out=named(namespace, left_out),
         texts=named(namespace, "t"),
         properties=named(namespace, "rPr"),
+        has_raised=True,
     )
 
 
@@ -166,9 +173,87 @@ class Slides(_OfficeFile):
     )
 
 
+class _StringContent(Content):
+    """Adds strings by their lines: a run with line breaks becomes a run for each, if one of them changes."""
+
+    def add_all(self, events: Sequence[Event]) -> None:
+        source, lines = _markup(events), list[Event]()
+        room = _MAX_COPIES * len(source)
+        for event in self._by_lines(events):
+            lines.append(event)
+            room -= len(event.markup)
+            if room < 0:
+                break
+        if room < 0 or lines == [*events]:
+            super().add_all(events)
+            return
+        outer, self.flows = self.flows, self.flows.inner()
+        super().add_all(lines)
+        self.flows.end()
+        string, self.flows = _String(self.flows.part(), source), outer
+        outer.add_parts([string.part()])
+
+    def _by_lines(self, events: Sequence[Event]) -> Iterator[Event]:
+        """Yields the events of a string; if it has several runs, none of these has a line break."""
+        runs = self._names.runs
+        is_rich = sum(event.kind == BEGIN and event.name in runs for event in events) > 1
+        run = list[Event]()
+        for event in events:
+            if is_rich and (run or event.name in runs):
+                run.append(event)
+                if event.name in runs and event.kind == END:
+                    yield from self._lines_of(run)
+                    run = []
+            else:
+                yield event
+
+    def _lines_of(self, run: Sequence[Event]) -> Iterator[Event]:
+        ends = [number for number, event in enumerate(run) if event.name in self._names.texts]
+        text = _markup(run[ends[0] + 1 : ends[-1]]) if len(ends) == 2 else ""
+        if not LINE_BREAK.search(text) or "<" in text:
+            yield from run
+            return
+        tag = run[ends[0]]
+        before, after = [*run[: ends[0]], replace(tag, markup=keeping_space(tag.markup))], run[ends[1] :]
+        for number, line in enumerate(LINE_BREAK.split(text)):
+            if number % 2:
+                yield Event(END, markup=f"{_markup(before)}{line}{_markup(after)}")
+            elif line:
+                yield from [*before, Event(TEXT, markup=line, text=self.decoded(line)), *after]
+
+
+@dataclass
+class _String:
+    """A string of a table by its lines.
+
+    Attributes:
+        lines: Them.
+        source: What is written if none of them changes.
+        is_changed: Whether one did.
+    """
+
+    lines: Part
+    source: str
+    is_changed: bool = False
+
+    def part(self) -> Part:
+        """Returns it as a part of a document."""
+        segments = [replace(one, write=partial(self._write, one)) for one in self.lines.segments]
+        return Part(segments, lambda: self.lines.written() if self.is_changed else self.source)
+
+    def _write(self, segment: Segment, pieces: Sequence[TextSpan]) -> None:
+        self.is_changed = self.is_changed or pieces is not segment.pieces
+        segment.write(pieces)
+
+
+def _markup(events: Iterable[Event]) -> str:
+    return "".join(event.markup for event in events)
+
+
 class _Strings(_Part):
     """The strings of a table's cells, and comments on them."""
 
+    content_of = _StringContent
     begin = named(_SHEET, "si is text")
     names = replace(
         _names_of_runs(_SHEET, left_out=""),
@@ -226,9 +311,13 @@ class Spreadsheet(_OfficeFile):
 class _OpenContent(Content):
     """Spaces are elements where they are several, and a word may have a reading (ruby)."""
 
+    def _is_raised(self) -> bool:
+        style = _STYLE_OF_TEXT.search(self.flows.place.open)
+        return style is not None and style[1] in self.raised
+
     def add(self, event: Event, name: str) -> None:
         if name in _RUBIES and not self._depth:
-            self.flows.add_source(event.markup, 1 if event.kind == BEGIN else -1)
+            self.flows.add_of_source(event.markup, 1 if event.kind == BEGIN else -1)
         else:
             super().add(event, name)
 
@@ -257,6 +346,7 @@ class _OpenText(_Part):
         begins=_BEGINS,
         ends=_ENDS,
         boxes=named(_TEXT, "note") | named(_OFFICE, "annotation") | _DRAWN,
+        has_raised=True,
         source=named(_TEXT, "ruby-text"),
         left_out=named("http://purl.org/dc/elements/1.1/ ", "creator date") | named(_TEXT, "note-citation"),
     )
@@ -271,6 +361,9 @@ class _OpenText(_Part):
         return bool(self._cells)
 
     def outside(self, event: Event) -> str | Tag:
+        position = event.attributes.get(f"{_STYLE}text-position", "")
+        if _RAISED.match(position) and self.around:
+            self._inside.raised.add(self.around[-1].attributes.get(f"{_STYLE}name", ""))
         if event.name != _CELL:
             return event.markup
         segments = self._flows.segments
@@ -322,7 +415,7 @@ class OpenDocument(Archive):
 
 _SVG, _MATH = "http://www.w3.org/2000/svg svg", "http://www.w3.org/1998/Math/MathML math"
 _PICTURES = frozenset([f"{_XHTML}img", _SVG, _MATH])
-_EMBEDDED = named(_XHTML, "audio canvas embed iframe input object video")
+_EMBEDDED = frozenset(_XHTML + name for name in EMBEDDED)
 _RUBY = f"{_XHTML}ruby"
 _EPUB_TYPE = "http://www.idpf.org/2007/ops type"
 _NUM_TAGS_AFTER = 4  # between a number and the text of which it may be a part
@@ -334,6 +427,8 @@ class _PageContent(Content):
 
     Elements in another language than that of the texts stay, too. Readings belong to the source, as in HTML.
     """
+
+    has_spaced_boxes = True
 
     def __init__(self, flows: Flows, names: Names) -> None:
         super().__init__(flows, names)
@@ -352,7 +447,7 @@ class _PageContent(Content):
         """Adds events, of which those wait whose element may be a number; `is_over`: all of them."""
         while self._ahead:
             size = 0 if self._depth else self._size_of_number()
-            after = self._text_after(size) if size else ""
+            after = self._text_behind(size) if size else ""
             if (size is None or after is None) and not is_over:
                 return
             events = [event for event, _ in islice(self._ahead, size or 0)]
@@ -394,7 +489,7 @@ class _PageContent(Content):
                 return number * (depth == 0 and event.kind == END and number > 1)
         return None
 
-    def _text_after(self, place: int) -> str | None:
+    def _text_behind(self, place: int) -> str | None:
         """Returns the text after some events and few tags; None if more must come."""
         events = [event for event, _ in islice(self._ahead, place, place + _NUM_TAGS_AFTER + 1)]
         text = next((event.text for event in events if event.kind == TEXT), "")
@@ -419,12 +514,18 @@ class _PageContent(Content):
         tag = event.attributes.get("lang") or event.attributes.get(_LANGUAGE, "")
         if is_other_language(tag, self.source_language):
             return self._add_fixed if name in self._names.around else self.flows.end
-        is_within = self.flows.has_words and self.flows.last_characters[-1:].isspace()
-        if name not in _PICTURES and not (is_within and name in _EMBEDDED):
+        if name not in _PICTURES:
             return super()._kept_by(event, name)
-        if not is_within:
+        if not self._is_within:
             return self.flows.end
         return self._add_fixed if name == _MATH else self._add_picture
+
+    @property
+    def _is_within(self) -> bool:
+        return self.flows.has_words and self.flows.last_characters[-1:].isspace()
+
+    def _is_box(self, name: str) -> bool:
+        return name in _EMBEDDED and self._is_within
 
     def _add_picture(self, markup: str) -> None:
         self.flows.add_fixed(markup, "")

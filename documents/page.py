@@ -7,11 +7,13 @@ import html
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
+from seq2seq_serve.documents.alignment import text_of
 from seq2seq_serve.documents.markup import Flows, unescaped
 from seq2seq_serve.documents.notes import MAX_CHARACTERS, MAX_TAGS, WORD, is_note, stays
 from seq2seq_serve.documents.segments import LETTER, Document, Part, Segment, TextSpan, wrong_file
@@ -54,7 +56,7 @@ _WITHIN = INLINE | READINGS | RUBY | {"wbr"}
 _DRAWN = frozenset(["math", "svg"])  # formulas and pictures, which stand within a sentence
 _LEFT_OUT = _DRAWN | {"pre", "script", "style", "template", "textarea"}
 # These stand within a sentence that goes on after them, with texts of their own.
-_EMBEDDED = {
+EMBEDDED = {
     name: re.compile(rf"</{name}\s*+>", re.IGNORECASE | re.ASCII)
     for name in (
         "audio",
@@ -71,7 +73,7 @@ _EMBEDDED = {
 } | dict.fromkeys(("embed", "input"), re.compile(""))
 _EMBEDDED_CHARACTERS = 4000  # of one of them
 _GOES_ON = re.compile(r"\s*+[^<\s]")
-_VOID = frozenset(
+VOID = frozenset(
     ["area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"]
 )
 _ENDS = {
@@ -114,7 +116,6 @@ class HtmlDocument(Document):
         self._fixed: list[str] = []  # its markup, if it stands within a sentence
         self._fixed_texts: list[str] = []
         self._is_embedded = False  # whether the text is that of an element within a sentence
-        self._is_apart = False  # whether white space is before the tag
         self._reading = ""  # the element of ruby around the place: "ruby", or that of a reading
 
     def parts(self) -> Iterator[Part]:
@@ -134,7 +135,6 @@ class HtmlDocument(Document):
             elif found[1]:
                 self._end(found[0], name)
             else:
-                self._is_apart = text[found.start() - 1 : found.start()].isspace()
                 after = 0 if self._left_out else self._add_note(found) or self._add_embedded(found, name)
                 if after := after or self._add_without_letters(found[0], name, place):
                     place = after
@@ -181,52 +181,39 @@ class HtmlDocument(Document):
             is_over = is_end and name == "ruby"
             self._reading = "" if is_over else "ruby" if is_end or name in RUBY else name
             return is_end or name in READINGS or not self._is_kept(name, _values(markup, len(name) + 1))
-        if name not in INLINE and name != "wbr":
+        if name not in INLINE and name not in VOID:
             self._reading = ""
         return name == "wbr" or self._reading in READINGS
 
     def _add_note(self, tag: re.Match[str]) -> int:
         """Adds the number of a note; returns the place after it, and 0 if the element is not one."""
-        found, opened, parts, shown = list[tuple[str, re.Match[str]]](), list[str](), list[str](), ""
-        while len(found) < MAX_TAGS:
-            name, end = (tag[2] or "").lower(), tag.end()
-            if name not in INLINE or name in FIXED or (tag[1] and opened.pop() != name):
-                return 0
-            found.append((name, tag))
-            parts.append(tag[0])
-            if not tag[1]:
-                opened.append(name)
-            if not opened:
-                break
-            begin, end = end, self._text.find("<", end, end + MAX_CHARACTERS + 1)
-            parts.append(self._text[begin:end])
-            text = unescaped(parts[-1])
-            shown += text
-            inside = None if end < 0 or WORD.search(text) else _MARKUP.match(self._text, end)
-            if inside is None:
-                return 0
-            tag = inside
-        values = [(name, _values(tag[0], len(name) + 1) if not tag[1] else {}) for name, tag in found]
-        elements = [
-            (name, *(_value(its[by]) if by in its else "" for by in ("href", "role", "epub:type")))
-            for name, its in values
-        ]
-        notes = [(name, target, f"{role} {kind}") for name, target, role, kind in elements]
-        after = self._text[end : end + 1].strip("<")
-        if opened or not is_note(notes, shown, self._flows.last_characters, after):
+        found = note_of(self._from(tag), self._flows.last_characters)
+        if found is None:
             return 0
+        parts, after = found
         note = self._flows.add_note("".join(parts), after)
-        for number, (name, its) in enumerate(values):
-            self._add_attributes(
-                parts[2 * number], partial(_replace_part, note, parts, 2 * number), name, its
-            )
-        return end
+        for number, part in enumerate([*parts]):
+            if (begin := _MARKUP.fullmatch(part)) and not begin[1]:
+                values = _values(part, len(begin[2]) + 1)
+                write = partial(_replace_part, note, parts, number)
+                self._add_attributes(part, write, begin[2].lower(), values)
+        return tag.start() + sum(map(len, parts))
+
+    def _from(self, tag: re.Match[str]) -> Iterator[str]:
+        """Yields a tag, and the texts and tags after it, as far as they may be the number of a note."""
+        found: re.Match[str] | None = tag
+        while found is not None:
+            yield found[0]
+            begin = found.end()
+            end = self._text.find("<", begin, begin + MAX_CHARACTERS + 1)
+            yield self._text[begin : end if end >= 0 else begin + MAX_CHARACTERS]
+            found = _MARKUP.match(self._text, end) if end >= 0 else None
 
     def _add_embedded(self, tag: re.Match[str], name: str) -> int:
         """Adds an element with texts of its own within a sentence; returns the place after it, or 0."""
-        if name not in _EMBEDDED or self._is_embedded or not self._is_within:
+        if name not in EMBEDDED or self._is_embedded or not self._is_within:
             return 0
-        end = _EMBEDDED[name].search(self._text, tag.end(), tag.end() + _EMBEDDED_CHARACTERS)
+        end = EMBEDDED[name].search(self._text, tag.end(), tag.end() + _EMBEDDED_CHARACTERS)
         if end is None or not _GOES_ON.match(self._text, end.end()):
             return 0
         inner = HtmlDocument(b"", Path(), "utf-8")
@@ -254,7 +241,7 @@ class HtmlDocument(Document):
 
     def _start(self, markup: str, name: str) -> None:
         """Adds the tag that begins an element."""
-        is_empty = name in _VOID or markup.endswith("/>")
+        is_empty = name in VOID or markup.endswith("/>")
         values = {} if self._left_out else _values(markup, len(name) + 1)
         if self._left_out or name in _LEFT_OUT or name in FIXED or self._is_kept(name, values):
             is_inline = name in _WITHIN or (name in _DRAWN and self._is_within)
@@ -290,7 +277,7 @@ class HtmlDocument(Document):
     @property
     def _is_within(self) -> bool:
         """Whether a picture or formula stands within a sentence, after a word and a space."""
-        return self._is_apart and self._flows.has_words
+        return self._flows.has_words and self._flows.last_characters[-1:].isspace()
 
     def _end(self, markup: str, name: str) -> None:
         """Adds the end of an element. That of one around an element that is left out also ends this one."""
@@ -347,6 +334,36 @@ class HtmlDocument(Document):
         parts.append(tag[end:])
 
 
+def note_of(parts: Iterable[str], before: str) -> tuple[list[str], str] | None:
+    """Returns the parts of the number of a note, and the text after it; None if there is none.
+
+    Args:
+        parts: Those of a page from a tag on: tags, and the texts between them.
+        before: The last characters before the tag; see `is_note`.
+    """
+    read, elements, opened, shown = list[str](), list[tuple[str, str, str]](), list[str](), ""
+    for part in islice(parts, 2 * MAX_TAGS):
+        if elements and not opened:
+            return (read, part) if is_note(elements, shown, before, part) else None
+        read.append(part)
+        if not len(read) % 2:
+            shown += unescaped(part)
+            if WORD.search(shown):
+                return None
+            continue
+        tag = _MARKUP.fullmatch(part)
+        name = (tag[2] or "").lower() if tag else ""
+        if not tag or name not in INLINE or name in FIXED or (tag[1] and opened.pop() != name):
+            return None
+        if tag[1]:
+            continue
+        opened.append(name)
+        values, names = _values(part, len(name) + 1), ("href", "role", "epub:type")
+        target, role, kind = (_value(values[by]) if by in values else "" for by in names)
+        elements.append((name, target, f"{role} {kind}"))
+    return None
+
+
 def _values(tag: str, place: int) -> dict[str, re.Match[str]]:
     """Returns the attributes of a tag that are read, by their names; the first of those with one name."""
     values: dict[str, re.Match[str]] = {}
@@ -377,7 +394,7 @@ def _write_attribute(
     replace: Callable[[str], None], parts: list[str], place: int, pieces: Sequence[TextSpan]
 ) -> None:
     """Replaces a part of a tag, the value of an attribute."""
-    parts[place] = '"' + html.escape("".join(text for text, _ in pieces)) + '"'
+    parts[place] = '"' + html.escape(text_of(pieces)) + '"'
     replace("".join(parts))
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, ClassVar
 
 from seq2seq_serve.bundle.placeholders import placeholders
-from seq2seq_serve.documents.alignment import formatted, longest
+from seq2seq_serve.documents.alignment import formatted, longest, text_of
 from seq2seq_serve.protos.languages import is_other_language
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse
 
@@ -45,11 +45,12 @@ _DIRECTIVE = re.compile(r"%[-_^#0]?[a-zA-Z]")  # of a format for dates
 _CONTROL = re.compile(r"\s*[\x00-\x1f\x7f-\x9f\u2028\u2029]\s*+")  # line breaks, tabs, and what no text has
 
 
-def tags_between(less: str, greater: str) -> re.Pattern[str]:
-    """Returns what finds tags, given how the brackets around them may be written."""
+def tags_between(less: str, greater: str, quotes: Sequence[str] = ('"', "'")) -> re.Pattern[str]:
+    """Returns what finds tags, given how their brackets and the quotes around values may be written."""
     inside = rf"(?:(?!{less}|{greater}).)"
+    values = "|".join(rf"=\s?\\?(?:{quote})(?:(?!{less}|{quote}).){{0,500}}(?:{quote})" for quote in quotes)
     return re.compile(
-        rf"(?:{less})(/?)([a-zA-Z][\w.:-]{{0,63}}|[0-9]{{1,3}})(\s{inside}{{0,500}}?)?(/?)(?:{greater})",
+        rf"(?:{less})(/?)([a-zA-Z][\w.:-]{{0,63}}|[0-9]{{1,3}})(\s(?>{values}|{inside}){{0,500}}?)?(/?)(?:{greater})",
         re.DOTALL,
     )
 
@@ -180,7 +181,7 @@ class Segment:
     @property
     def text(self) -> str:
         """The whole text, with single spaces; a `FormattedText` if its parts have different formattings."""
-        text = " ".join("".join(text for text, _ in self.pieces).split())
+        text = " ".join(text_of(self.pieces).split())
         return FormattedText(text) if self.is_formatted else text
 
     @property
@@ -198,7 +199,7 @@ class Segment:
             self.write(self.pieces)
             return
         if self.with_tags and _tags_of(target) == _tags_of(self.with_tags):
-            whole = "".join(text for text, _ in self.pieces)
+            whole = text_of(self.pieces)
             end = len(whole.rstrip())
             spaced = f"{whole[: len(whole) - len(whole.lstrip())]}{target}{whole[end:]}"
             self.write([(spaced, WITH_TAGS)])
@@ -211,18 +212,18 @@ class Segment:
         after = [(text[::-1], number) for text, number in reversed(self.pieces)]
         after = [(text[::-1], number) for text, number in reversed([*_space(after)])]
         groups = groupby([*before, *pieces, *after], key=lambda piece: piece[1])
-        self.write([("".join(text for text, _ in group), number) for number, group in groups])
+        self.write([(text_of(group), number) for number, group in groups])
 
     def _with_whole_placeholders(self, pieces: Sequence[TextSpan]) -> list[TextSpan]:
         """Returns pieces of a target: none ends within a placeholder, unless one of the source does."""
-        target = "".join(text for text, _ in pieces)
+        target = text_of(pieces)
         if not _MAY_BE_PLACEHOLDER.search(target):
             return [*pieces]
         formattings = [formatting for text, formatting in pieces for _ in text]  # of each character
         sizes = Counter(
             one for one, character in zip(formattings, target, strict=True) if not character.isspace()
         )
-        source = "".join(text for text, _ in self.pieces)
+        source = text_of(self.pieces)
         for begin, end in placeholders(target):
             text, inside = target[begin:end], formattings[begin:end]
             is_split = text in source and not any(text in piece for piece, _ in self.pieces)

@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from seq2seq_serve.documents.alignment import count_words
+from seq2seq_serve.documents.alignment import UNSPACED, count_words
 from seq2seq_serve.documents.segments import LETTER
 
 _FAR = 32  # tags between two words that are not looked at as parts of one span
 _MAX_GAP = 4  # parts of a word between two words of one span, such as marks around it
 _TAG = re.compile(r"<[^/][^>]*>")
+_IN_WORD = re.compile(rf"[^\W_{UNSPACED}]{{2}}")  # two characters
 
 
 @dataclass(slots=True, eq=False)
@@ -104,6 +105,8 @@ def close_gaps(parts: Sequence[Placed]) -> list[Placed]:
         one, num_words = closed[begin][1], 0
         for end in range(begin + 1, min(begin + 2 + _MAX_GAP, len(parts))):
             text, other = closed[end]
+            if not LETTER.search(text) and _IN_WORD.fullmatch(parts[end - 1][0][-1:] + text[:1]):
+                break  # a number that ends a word, as in H₂O₂
             if text.strip() and end > begin + 1:
                 inner = _common(one.place, other.place)
                 if inner and all(_is_plain(here, inner, one) for _, here in closed[begin + 1 : end]):
@@ -170,7 +173,8 @@ def place_spaces(parts: Sequence[Placed], begin: Tag, end: Tag) -> Iterator[Plac
             one = parts[number - 1][1] if number else None
             other = parts[number + 1][1] if number + 1 < len(parts) else None
             places = one.place if one else begin, other.place if other else end
-            here = _moved(here, places, one or other or here, is_space=is_space)
+            neighbour = next((each for each in (one, other) if each and not each.is_fixed), here)
+            here = _moved(here, places, neighbour, is_space=is_space)
         yield text, here
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
+from seq2seq_serve.documents.alignment import text_of
 from seq2seq_serve.documents.markup import Flows
 from seq2seq_serve.documents.segments import (
     LETTER,
@@ -42,7 +43,7 @@ def _line(text: str) -> Part:
         shown, written = _SPACE.sub(" ", text), [text]
 
         def write(pieces: Sequence[TextSpan]) -> None:
-            written[0] = _wrapped(_escaped("".join(text for text, _ in pieces)), num_lines)
+            written[0] = _wrapped(_escaped(text_of(pieces)), num_lines)
 
         segments = [Segment([(shown, 0)], write)] if LETTER.search(shown) else []
         return Part(segments, partial("".join, written))

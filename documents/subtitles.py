@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from seq2seq_serve.documents.alignment import formatted
+from seq2seq_serve.documents.alignment import formatted, text_of
 from seq2seq_serve.documents.markup import MAX_COPIES, unescaped
 from seq2seq_serve.documents.segments import (
     LETTER,
@@ -91,7 +91,7 @@ class _Subtitle:
 
     def part(self) -> Part:
         """Returns their part of the document."""
-        has_letters = LETTER.search("".join(text for text, _ in self._pieces))
+        has_letters = LETTER.search(text_of(self._pieces))
         return Part([Segment(self._pieces, self._write)] if has_letters else [], lambda: self._written)
 
     def _write(self, pieces: Sequence[TextSpan]) -> None:
@@ -101,7 +101,7 @@ class _Subtitle:
         lines = self._wrapped(parts, MAX_COPIES * len(self._written))
         if lines is None:
             source = [(here.text, number) for number, here in enumerate(heres)]
-            whole = "".join(text for text, _ in pieces)
+            whole = text_of(pieces)
             parts = [(text, heres[number]) for text, number in formatted(source, whole)]
             lines = self._wrapped(parts) or []
         self._written = self._prefix + self._newline.join(lines)
@@ -111,7 +111,7 @@ class _Subtitle:
 
         None if the tags have more than `max_length` characters.
         """
-        total = len("".join(text for text, _ in parts).strip())
+        total = len(text_of(parts).strip())
         lines, line, num_tagged = list[str](), list[str](), 0
         opened, length, is_apart = NO_TAG, 0, False
         for text, here in parts:

@@ -42,6 +42,44 @@ _CODE = re.compile(
     re.ASCII | re.IGNORECASE | re.VERBOSE,
 )
 
+_STYLE = r"""(?-i:  # of CSS
+    (?: --[\w-]++ | -(?:moz|ms|webkit)-[a-z-]++
+      | (?: align|background|border|box|column|flex|font|grid|justify|letter|line|list|margin|max|min|object
+        |outline|overflow|padding|pointer|row|text|transition|user|vertical|white|word|z )-[a-z-]++
+      | (?: animation|background|border|bottom|color|cursor|display|fill|flex|float|font|gap|grid|height|left
+        |margin|opacity|outline|overflow|padding|position|right|stroke|top|transform|transition|visibility
+        |width )\b
+    ) \s*+:\s*+ [^\s:;{}][^:;{}]*+ )"""
+_NUMBERS = r"(?:[-+]?[\d.]++(?:E[-+]?\d++)?+[\s,]*+)"
+# The same of other languages and formats, which may have spaces
+_CODE_WITH_SPACES = re.compile(
+    rf"""
+      (?:{_STYLE};\s*+)++(?:{_STYLE})?+
+    | {_STYLE}(?: (?<=[%)]) | (?<=[er]m) | (?<=:\s0|\dpx) | (?<=auto|none|\#\w\w\w) )
+    | (?: [^{{}}]++ \{{\s*+ (?:{_STYLE}(?:;\s*+|(?=\}})))++ \}}\s*+ )++
+    | (?:(?:only\s|not\s)?+(?:all|print|screen)\s+and\s+)?+
+      (?: \((?:max|min|prefers)-[a-z-]++\s*+:[^():]++\)(?:\s+and\s+|$) )++
+    | (?: (?:application|audio|font|image|message|multipart|text|video|\*)/[\w.+*-]++  # types of files
+        (?:\s*+;\s*+[\w-]++=[^\s;,]++)*+ (?:,\s*+|$) )++
+    | (?:\*\.[\w.*,{{}}]++(?:;?+\s*+|$))++  # names of files
+    | (?:\#[0-9A-F]{{3,8}}(?:[,\s]++|$))++  # colours
+    | M\s*+{_NUMBERS}{{2,}}+(?:[ACHLMQSTVZ]\s*+{_NUMBERS}*+)++  # paths of SVG
+    | (?-i: (?=[^a-z*=;_]*+[a-z*=;_])  # SQL
+        (?:SELECT(?=(?s:.*)\sFROM\s)|INSERT\sINTO|UPDATE(?=(?s:.*)\sSET\s)|DELETE\sFROM
+        |(?:ALTER|CREATE|DROP)\s(?:INDEX|TABLE|VIEW)) \s )(?s:.*)
+    | SELECT\s+\*\s+FROM\s(?s:.*) | SELECT\s(?s:(?>.*?\sFROM\s)(?>.*?\sWHERE\s))[^=<>]*+[=<>](?s:.*)
+    | (?=.*[*?]) (?: (?: (?:SUN|MON|TUE|WED|THU|FRI|SAT  # cron
+        |JAN|FEB|MAR|APR|MAY|JUN|JUL|AUG|SEP|OCT|NOV|DEC) | [\d*/,?\#LW-] )++(?:\s++|$) ){{5,7}}
+    | \^.+\$  # expressions
+    | [^\s\[]*+ \[[^\s\[\]]{{0,100}}[A-Z0-9]-[A-Z0-9][^\s\]]{{0,100}}\] (?:[+*?]|\{{\d)\S*
+    | (?-i: (?=.{{3}}) (?=.*?(?:yy|YY|MM|dd|DD|HH|hh|mm:ss|h:mm|EEE)) (?:  # formats of dates
+        (?: Do | [ADEGHKLMQSYZacdehkmsuwxyz](?![A-Za-z])
+        | (?: (?P<letter>[ADEFGHKLMOQSVWXYZacdehkmstuwxyz])(?P=letter)++T?+ )++Z?+(?![A-Za-z]) )
+        (?: '[^']*+' | \[[^\]]*+\] | [^A-Za-z'] )*+ )++ )
+    """,
+    re.ASCII | re.IGNORECASE | re.VERBOSE,
+)
+
 _ESCAPE = re.compile(r"\\(?:[uU]([0-9a-fA-F]{4})|\r\n[ \t\f]*+|[\r\n][ \t\f]*+|(.))", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
 
@@ -66,7 +104,7 @@ class Spliced(Document):
         for begin, end, text, encode in self.strings():
             if text is None:
                 part = Part((), partial(self.without_text, self._text[begin:end], encode))
-            elif has_words(text) and not has_choice(text) and not _CODE.fullmatch(text.strip()):
+            elif has_words(text) and not has_choice(text) and not _is_code(text.strip()):
                 part = string_part(text, partial(_written, self._text[begin:end], text, encode))
             else:
                 continue
@@ -78,6 +116,10 @@ class Spliced(Document):
     def without_text(self, markup: str, encode: Callable[[str], str]) -> str:  # noqa: ARG002
         """Returns what is written for a string that is not a text to translate."""
         return markup
+
+
+def _is_code(text: str) -> bool:
+    return bool(_CODE.fullmatch(text) or _CODE_WITH_SPACES.fullmatch(text))
 
 
 def _written(markup: str, before: str, encode: Callable[[str], str], text: str) -> str:

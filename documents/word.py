@@ -25,8 +25,8 @@ from seq2seq_serve.documents.office import Titles
 from seq2seq_serve.documents.segments import LETTER, Document
 
 _W = "http://schemas.openxmlformats.org/wordprocessingml/2006/main "
-_WORD_PARTS = re.compile(r"word/((document|header|footer)\d*|comments|footnotes|endnotes)\.xml")
-_STYLES, _TITLE = "word/styles.xml", "docProps/core.xml"
+_WORD_PARTS = re.compile(r"word/(document|header|footer|comments|footnotes|endnotes)\d*\.xml")
+_STYLES, _TITLE = re.compile(r"word/styles\d*\.xml"), "docProps/core.xml"
 _LANGUAGE = re.compile(r"<w:lang\b[^>]*>")
 # The attribute of texts in scripts other than those of Europe
 _SCRIPT_ATTRIBUTES = dict.fromkeys(("ja", "ko", "zh"), "w:eastAsia") | dict.fromkeys(
@@ -37,7 +37,7 @@ _SCRIPT_ATTRIBUTES = dict.fromkeys(("ja", "ko", "zh"), "w:eastAsia") | dict.from
 class WordDocument(Archive):
     """Word (.docx and its like): paragraphs of the body, tables, headers, notes, comments are segments."""
 
-    kind, needed = "a Word document", "word/document.xml"
+    kind, needed = "a Word document", r"word/document\d*\.xml"
 
     def _names_of_texts(self) -> Iterable[str]:
         return [*filter(_WORD_PARTS.fullmatch, self._sizes), _TITLE]
@@ -46,7 +46,7 @@ class WordDocument(Archive):
         return (Titles if name == _TITLE else _WordPart)(content, self._path, name)
 
     def changed_member(self, name: str) -> bytes | None:
-        if name != _STYLES or not self.target_language:
+        if not self.target_language or not _STYLES.fullmatch(name):
             return None
         styles = self.archive.read(name).decode("utf-8", "surrogateescape")
         return _in_language(styles, self.target_language).encode("utf-8", "surrogateescape")
@@ -58,6 +58,7 @@ _INSTRUCTION, _SIMPLE, _SYMBOL = (f"{_W}{name}" for name in ("instrText", "fldSi
 _CONTROL, _CONTROLLED, _RUBY, _RUBY_BASE = (
     f"{_W}{name}" for name in ("sdt", "sdtContent", "ruby", "rubyBase")
 )
+_ALIGNMENT = f"{_W}vertAlign"
 _HYPHENS = {f"{_W}noBreakHyphen": "-", f"{_W}softHyphen": ""}
 _KIND = f"{_W}fldCharType"
 _FORMULAS, _FORMULA_TEXT = named(_M, "oMath oMathPara"), f"{_M}t"
@@ -113,6 +114,7 @@ class _Paragraphs(Content):
     def _add_all(self, paragraph: _Paragraph) -> None:
         """Adds the events of a paragraph, in time that is linear in their number."""
         events, fields = paragraph.events, paragraph.fields()
+        self._whole = events
         inside: list[_Ending] = []
         place = 0
         while place < len(events):
@@ -122,8 +124,9 @@ class _Paragraphs(Content):
                 continue
             field = fields.get(place)
             if field is not None and not (inside and field[2].end > inside[-1][0]):
-                place = self._add_field(events, *field, inside)
+                place = self._add_field(paragraph, *field, inside)
             elif events[place].kind != BEGIN or self._depth or self._held:
+                self._next = place + 1
                 super().add(events[place], events[place].name)
                 place += 1
             else:
@@ -148,18 +151,20 @@ class _Paragraphs(Content):
         elif name in _DELETED:
             flows.add_markup(_markup(events[place:end]))
             return end
-        elif name == _SIMPLE and _is_link(event.attributes.get(f"{_W}instr", "")):
+        elif name == _SIMPLE and _has_words(
+            event.attributes.get(f"{_W}instr", ""), has_letters=paragraph.has_letters(place, end)
+        ):
             flows.open(event.markup, _SIMPLE, is_single=True)
             inside.append((end - 1, end, partial(flows.close, name=_SIMPLE)))
             return place + 1
         elif name in _FORMULAS or (name == _SIMPLE and not has_paragraphs):
-            texts = _texts(events[place:end], _TEXT if name == _SIMPLE else _FORMULA_TEXT)
-            self._keep_field(_markup(events[place:end]), "".join(texts))
-            return end
+            its = events[place:end]
+            texts = _texts(its, _TEXT if name == _SIMPLE else _FORMULA_TEXT)
+            return self._keep_field(its, "".join(texts), end)
         elif name == _CONTROL and not paragraph.is_block(content := paragraph.child(place, _CONTROLLED)):
             if content < 0 or not paragraph.has_letters(content, paragraph.ends[content]):
-                self._keep_field(_markup(events[place:end]), "".join(_texts(events[place:end], _TEXT)))
-                return end
+                its = events[place:end]
+                return self._keep_field(its, "".join(_texts(its, _TEXT)), end)
             flows.open(_markup(events[place : content + 1]), _CONTROL, is_single=True)
             inside.append((paragraph.ends[content] - 1, end, partial(flows.close, name=_CONTROL)))
             return content + 1
@@ -173,40 +178,46 @@ class _Paragraphs(Content):
             return end
         elif name == _RUN and paragraph.has_only(place, {_RUBY}):
             ruby = paragraph.child(place, _RUBY)
-            flows.add_source(_markup(events[place:ruby]), 1)
+            flows.add_of_source(_markup(events[place:ruby]), 1)
             inside.append((end - 1, end, self._end_source))
             return ruby
         elif name == _RUBY and inside and inside[-1][2] == self._end_source:
             # The translation has the text as a run of its own, without how the source is read
             base = paragraph.child(place, _RUBY_BASE)
             if base >= 0:
-                flows.add_source(_markup(events[place : base + 1]), 1)
+                flows.add_of_source(_markup(events[place : base + 1]), 1)
                 inside.append((paragraph.ends[base] - 1, end, self._end_source))
                 return base + 1
         super().add(event, name)
         return place + 1
 
     def _end_source(self, markup: str) -> None:
-        self.flows.add_source(markup, -1)
+        self.flows.add_of_source(markup, -1)
 
     def _add_field(
-        self, events: Sequence[Event], begin: _Run, separator: _Run, end: _Run, inside: list[_Ending]
+        self, paragraph: _Paragraph, begin: _Run, separator: _Run, end: _Run, inside: list[_Ending]
     ) -> int:
-        """Adds a field, or begins one that is a link, and returns the number of the next event."""
+        """Adds a field, or begins one whose text is translated, and returns the number of the next event."""
+        events, has_letters = paragraph.events, paragraph.has_letters(separator.end, end.begin)
         opening = events[begin.begin : separator.end]
-        if separator is not end and _is_link("".join(_texts(opening, _INSTRUCTION))):
+        instruction = "".join(_texts(opening, _INSTRUCTION))
+        if separator is not end and _has_words(instruction, has_letters=has_letters):
             self.flows.open(_markup(opening), _MARK, is_single=True)
             inside.append((end.begin, end.end, partial(self.flows.close, name=_MARK)))
             return separator.end
         text = "" if separator is end else "".join(_texts(events[separator.end : end.begin], _TEXT))
-        self._keep_field(_markup(events[begin.begin : end.end]), text)
-        return end.end
+        return self._keep_field(events[begin.begin : end.end], text, end.end)
 
-    def _keep_field(self, markup: str, text: str) -> None:
+    def _keep_field(self, events: Sequence[Event], text: str, end: int) -> int:
+        """Adds a field, which may be the number of a note; returns `end`, the number of the next event."""
+        markup, self._next = _markup(events), end
+        if self._add_raised(markup, text, is_raised=_is_raised(events), target="#"):
+            return end
         if text.strip():
             self.flows.add_fixed(markup, text)
         else:
             self.flows.add_markup(markup)
+        return end
 
 
 class _Paragraph:
@@ -317,9 +328,23 @@ class _Paragraph:
                     yield _Run(begin, place + 1, self._around[begin], tuple(kinds), _TEXT in names)
 
 
-def _is_link(instruction: str) -> bool:
-    """Whether a field is a link, by what it does."""
-    return instruction.strip().startswith("HYPERLINK")
+def _has_words(instruction: str, *, has_letters: bool) -> bool:
+    """Whether the text of a field is one of the document: of a link, or what a user wrote into a form."""
+    name = instruction.strip()
+    return name.startswith("HYPERLINK") or (name.startswith("FORMTEXT") and has_letters)
+
+
+def _is_raised(events: Iterable[Event]) -> bool:
+    """Whether there are texts in runs, all of which stand higher than others."""
+    is_raised, found = False, set[bool]()
+    for event in events:
+        if event.kind == BEGIN and event.name == _RUN:
+            is_raised = False
+        elif event.name == _ALIGNMENT:
+            is_raised = is_raised or event.attributes.get(f"{_W}val") == "superscript"
+        elif event.name == _TEXT:
+            found.add(is_raised)
+    return found == {True}
 
 
 def _markup(events: Iterable[Event]) -> str:
@@ -355,8 +380,11 @@ class _WordPart(XmlTexts):
         texts=named(_W, "t"),
         properties=named(_W, "rPr pPr smartTagPr customXmlPr"),
         keeps_space=True,
+        has_raised=True,
     )
     content_of = _Paragraphs
+
+    is_whole = False  # but each paragraph
 
     def has_text(self, event: Event) -> bool:  # noqa: ARG002
         return not self.around

@@ -288,6 +288,9 @@ ATTACKS = {
     "units of a memory": _repeated(
         ".tmx", "<tu><tuv lang='en'><seg>x</seg></tuv></tu>", _MEMORY, "</body></tmx>"
     ),
+    "numbers of notes of a string": _repeated(
+        ".xml", "xyz<sup>1</sup> ", "<resources><string>", "</string></resources>"
+    ),
     "strings in strings": _nested(".xml", "<string>x", "</string>", "<resources>", "</resources>"),
     "backslashes of a string": _repeated(".xml", "\\", "<resources><string>x", "</string></resources>"),
     "breaks of a string": _repeated(".xml", r"\nx", "<resources><string>", "</string></resources>"),
@@ -317,6 +320,10 @@ ATTACKS = {
     "emphasis of two kinds": _repeated(".md", "*_"),
     "emphases in emphases": _nested(".md", "*x ", " x*", "x "),
     "emphases over line breaks": _repeated(".md", "**x<br>*y<br>z*** ", "x "),
+    "footnotes in footnotes of Markdown": _repeated(".md", "^[x ", "x "),
+    "numbers of notes of Markdown": _repeated(".md", "xyz[1](#n)<sup>2</sup> ", "x "),
+    "pictures of links": _repeated(".md", "[![a](b) ", "x "),
+    "definitions in definitions": _repeated(".md", ": ", "x\n"),
     "footnotes of Markdown": _repeated(".md", "x.[^1] **y**[^2] ", "x "),
     "readings that do not end in Markdown": _repeated(".md", "<ruby>x<rt>", "x "),
     "code that does not end": _repeated(".md", "`a``b```"),
@@ -339,6 +346,10 @@ ATTACKS = {
     "tags of HTML that do not end in Markdown": _repeated(".md", "<b>x </i>", "x "),
     "lines that are half code": _repeated(".md", "x\n{{ a }} b\n::: c\n"),
     "a path in a catalogue": _repeated(".json", "a/", '["', 'é"]'),
+    "tags of a string that do not end": _repeated(".json", "x <b>x</i><wbr>", '["', '"]'),
+    "tags of a string that cross": _repeated(".json", "<b><i>x</b>", '["', '"]'),
+    "references and tags of a string": _repeated(".json", "&lt;b <c>&amp;", '["', '"]'),
+    "properties of CSS": _repeated(".json", "color: x;", '["', '}"]'),
     "half a placeholder in a catalogue": _repeated(".json", "%({a, date", '["', '"]'),
     "runs of a slide": Attack(
         ".pptx", lambda size: _slides(f"<a:p>{'<a:r><a:t>x </a:t></a:r>' * (size // 24)}</a:p>")
@@ -356,6 +367,19 @@ ATTACKS = {
     "strings of a table": Attack(".xlsx", lambda size: _tables("<si><t>x</t></si>" * (size // 17))),
     "runs of a string": Attack(
         ".xlsx", lambda size: _tables(f"<si>{'<r><t>x </t></r>' * (size // 16)}</si>")
+    ),
+    "lines of runs of a string": Attack(
+        ".xlsx",
+        lambda size: _tables(
+            f"<si><r><rPr><b/></rPr><t>{'x&#10;' * (size // 6)}</t></r><r><t>x</t></r></si>"
+        ),
+    ),
+    "lines of a run of many properties": Attack(
+        ".xlsx",
+        lambda size: _tables(
+            f"<si><r><rPr>{'<b/>' * (size // 8)}</rPr><t>{'x&#10;' * (size // 12)}</t></r><r><t>x</t></r>"
+            "</si>"
+        ),
     ),
     "columns that are listed often": Attack(".xlsx", lambda size: _tables("<si><t>x</t></si>", size // 80)),
     "a string bomb": Attack(

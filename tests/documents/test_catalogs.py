@@ -12,7 +12,7 @@ from translate.storage import properties
 from seq2seq_serve.documents.kinds import FILES
 from seq2seq_serve.documents.segments import WrongFile
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse, Hypothesis
-from tests.documents.answers import capitals, translated
+from tests.documents.answers import backwards, capitals, translated
 
 JSON = r"""{
   "title": "Hello \"you\"",   "nested": {"list": ["one", 2, true, null, {"key": "two\nthree"}]},
@@ -121,6 +121,72 @@ def test_json_keeps_all_but_its_strings():
 def test_values_that_are_code_stay(value):
     content = f'["{value}", "a word"]'
     assert translated("a.json", content, capitals)[0] == ["a word"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(
+            "yyyy-MM-dd",
+            "EEE, d. MMM yyyy 'at' h:mm a",
+            "dddd, MMMM Do",
+            "yyyyMMdd'T'HHmmssZ",
+            "yyyy年M月d日",
+        ),
+        *("text/html; charset=utf-8", "application/json, text/plain;q=0.9, */*", "*.png, *.{a,b}"),
+        *("color: red; margin: 0", "margin: 0 auto", "border: 1px solid #ccc", "--a: b;"),
+        *("p, .x { color: red }", "print and (min-width: 6em)", "#fff, #a0a0a0"),
+        *("M0 0L10 10z", "m1-2 3.5.5C1e-3,4 5 6 7 8 Z"),
+        *(
+            "SELECT * FROM t WHERE a = 1",
+            "SELECT id\nFROM t",
+            "INSERT INTO t VALUES (1)",
+            "UPDATE t SET a = 1",
+        ),
+        *("select * from t", "select a from b where c > 1", "DELETE FROM t WHERE a_b", "DROP TABLE t;"),
+        *("0 9 * * MON-FRI", "0 0 12 ? JAN *", "^[a-z ]+$", "[A-Z]{2}-x"),
+    ],
+)
+def test_values_that_are_code_with_spaces_stay(value):
+    assert translated("a.json", json.dumps([value, "a word"]), capitals)[0] == ["a word"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(
+            "am / pm",
+            "Hmm, ah",
+            "Mmm...",
+            "MM Kim",
+            "AA dd, yes",
+            "text / image",
+            "image/s; or text",
+            "*.txt files",
+        ),
+        *("Color: red; Margin: 0", "color: red", "left: 3", "size: big; name: small", "p {color} q", "# one"),
+        *("(note: this)", "M1 A2", "M. 3 4", "Select from the list", "SELECT A PLAN FROM THE LIST"),
+        *("Delete from here", "Select one from these where it fits", "Update and set", "a * b * c"),
+        *("Mon 1 * 2", "^ up", "[a-b] c", "five $ or six $"),
+    ],
+)
+def test_values_that_only_look_like_code_with_spaces_are_texts(value):
+    assert translated("a.json", json.dumps([value]), capitals)[0] == [value]
+
+
+@pytest.mark.parametrize(
+    ("value", "texts", "expected"),
+    [
+        ("so $x^2$ is", ["so $x^2$ is"], "IS $x^2$ SO"),
+        ("<b>so \\(x\\)</b> is", ["so \\(x\\) is"], "IS <b>\\(x\\) SO</b>"),
+        ("$$\\sum x$$", [], "$$\\sum x$$"),
+        ("$5 or $6 a", ["$5 or $6 a"], "A $6 OR $5"),
+        ("${a}=${b} is", ["${a}=${b} is"], "IS ${A}=${B}"),
+    ],
+)
+def test_formulas_of_strings_stay(value, texts, expected):
+    found, written = translated("a.json", json.dumps([value]), backwards)
+    assert (found, json.loads(written)) == (texts, [expected])
 
 
 @pytest.mark.parametrize(

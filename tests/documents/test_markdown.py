@@ -63,10 +63,41 @@ def test_a_page_without_translations_is_as_it_was(path, newline):
     assert document.content() == content
 
 
+def _structure(tokens: list) -> list[tuple]:
+    """What a page has but its texts, in any order: the words of a paragraph are in another one."""
+    found = []
+    for token in tokens:
+        code = token.content if "code" in token.type or "html" in token.type or token.type == "fence" else ""
+        if token.type not in ("text", "softbreak"):
+            found.append((token.type, token.tag, token.attrs.get("href", token.attrs.get("src")), code))
+        found += _structure(token.children or [])
+    return sorted(found, key=str)
+
+
+HARD_PAGES = (
+    "# A `b` *c* {#d}\n\nOne[^1] two.^[A *b* [c](d)] Three[^2]\n\n[^1]: a b\n[^2]: c\n    d *e*\n",
+    "- a\n\n  b\n  - c *d*\n\n        code\n- e\n1. f\n\n   > g\n   > h\n",
+    "[![a b](c.png) d](e) f ![g](h) i [![j](k)](l)\n",
+    "***a* b** c, **d *e f* g** ~~h *i*~~ __j__ _k_ \\_\\_l\\_\\_ m_n_o\n",
+    "a  \nb\\\nc <br> d [e][f] [f] [f][]\n\n[f]: g 'h i'\n",
+    "| a | b |\n|---|--:|\n| *c* `d` | [e](f) ![g](h) |\n| \\| i | |\n",
+    "Word[1](#n). Word<sup>2</sup> <b>a *b*</b> c &copy; d <http://e.f> `` g`h `` i\n",
+)
+
+
+@pytest.mark.parametrize("content", HARD_PAGES)
+@pytest.mark.parametrize("translate", [backwards, capitals])
+def test_a_translated_page_has_the_structure_of_its_source(content, translate):
+    parser = markdown_it.MarkdownIt("commonmark").enable(["table", "strikethrough"])
+    written = translated("a.md", content, translate)[1]
+    assert written != content
+    assert _structure(parser.parse(written)) == _structure(parser.parse(content))
+
+
 def test_markdown_keeps_all_but_its_texts():
     texts, written = translated("a.md", MARKDOWN, capitals)
     assert texts == [
-        *("Big news", "title", "Go to sleep now, never and later *x* & on.", "Next", "a cat", "full gone"),
+        *("Big news", "title", "Go to sleep now, never and later *x* & on.", "a cat", "Next full gone"),
         *("quoted one line two", "a task", "bold both end more", "inner", "one", "two", "c d", "Title"),
         "title",
     ]
@@ -107,7 +138,7 @@ def test_markup_follows_its_words():
     [
         ('a [b c](<u v> "the title") d', 'D [C B](<u v> "TITLE THE") A'),
         ("![pic](u 'my pic') x", "![PIC](u 'PIC MY') X"),
-        ("[![alt](i (one)) b](u (t) ) c", "[![ALT](i (ONE)) ](u (T) )C B"),
+        ("[![alt](i (one)) b](u (t) ) c", "C [![ALT](i (ONE)) B](u (T) )"),
         ('[![alt](i "one")](u "")', '[![ALT](i "ONE")](u "")'),
         ('> [a](u "one\n> two") b', '> B [A](u "TWO ONE")'),
         ("[a](u 'it\\'s me')", "[A](u 'ME IT\\'S')"),
@@ -118,7 +149,7 @@ def test_markup_follows_its_words():
         ('a [b][c]\n\n[c]: <u "v"> "my \\"d\\""  \n\ne', '[B][c] A\n\n[c]: <u "v"> "\\"D\\" MY"  \n\nE'),
         ("> [c]: u\n>   (a d)\n> e", "> [c]: u\n>   (D A)\n> E"),
         ('[c]: u "x"\n[c]: u "twice"\n[d]: u "y"\ne', '[c]: u "X"\n[c]: u "twice"\n[d]: u "Y"\nE'),
-        ('[//]: # (a note)\n[^1]: See "the note"\n', '[//]: # (a note)\n[^1]: See "the note"\n'),
+        ('[//]: # (a note)\n[^1]: See "the note"\n', '[//]: # (a note)\n[^1]: NOTE" "THE SEE\n'),
         ('[a](u "1.2") [b]("c") [d](u) "e"', '"E" [D](u) [B]("c") [A](u "1.2")'),
     ],
 )
@@ -154,6 +185,19 @@ def test_code_and_styles_stand_apart_from_the_words_beside_them(content, expecte
     ("content", "expected"),
     [
         ('+++\ntitle = "x"\n---\n+++\nGo', '+++\ntitle = "x"\n---\n+++\nGO'),
+        (
+            "[^1]: One\n\n    two\n\n    - three\n\n          x\n",
+            "[^1]: ONE\n\n    TWO\n\n    - THREE\n\n          x\n",
+        ),
+        ("> [^1]:\n>     One\n>\n>     two\n\nthree", "> [^1]:\n>     ONE\n>\n>     TWO\n\nTHREE"),
+        ("Term\n:   One\n\n    two\n~ Three", "TERM\n:   ONE\n\n    TWO\n~ THREE"),
+        ("Text\n\\begin{a}\nx &= y\n\\end{a}\nmore", "TEXT\n\\begin{a}\nx &= y\n\\end{a}\nMORE"),
+        ('!!! note "x"\n    One\n\n    two\n', '!!! note "x"\n    ONE\n\n    TWO\n'),
+        ("![a](b){width=5} ![c](d){.e f=g}", "![A](b){width=5} ![C](d){.e f=g}"),
+        ("(@) One\n(@a) two\na) three\nb) four", "(@) ONE\n(@a) TWO\na) THREE\nb) FOUR"),
+        ("| One\n|   two", "| ONE\n|   TWO"),
+        ("+---+---+\n| a | b |\n+---+---+\n", "+---+---+\n| a | b |\n+---+---+\n"),
+        ("Go [@a; see @b, p. 3] to me@x.yz [@c]", "GO [@a; see @b, p. 3] TO ME@X.YZ [@c]"),
         ("# A title {#start .x}\n", "# A TITLE {#start .x}\n"),
         ("Pay $5 or $10\n", "PAY $5 OR $10\n"),
         ("{{% tip %}}\nText **one**\n{{% /tip %}}\n", "{{% tip %}}\nTEXT **ONE**\n{{% /tip %}}\n"),
@@ -203,16 +247,70 @@ def test_code_of_programs_that_read_more_than_commonmark_stays(content, expected
             "We are listening to music [in the garden](http://x.y)[^1].",
         ),
         (
-            "[^n] One two. [^1] [^2] Three.\n\n[^1]: word",
+            "[^n] One two. [^1] [^2] Three.\n\n[^1]: 1",
             "One two. Three.",
             ("Two one. Three.", "1 0 2"),
-            "[^n] Two one. [^1] [^2] Three.\n\n[^1]: word",
+            "[^n] Two one. [^1] [^2] Three.\n\n[^1]: 1",
         ),
     ],
 )
 def test_a_footnote_stays_where_its_sentence_ends(content, text, answer, expected):
     """The end of a sentence before it was not seen, and the next sentence was lost."""
     assert translated("a.md", content, aligned(*answer)) == ([text], expected)
+
+
+@pytest.mark.parametrize(
+    ("content", "texts", "expected"),
+    [
+        ("Some word<sup>1</sup> two", ["Some word two"], "TWO WORD SOME<sup>1</sup>"),
+        ("Some word[\\[1\\]](#n) two", ["Some word two"], "TWO WORD SOME[\\[1\\]](#n)"),
+        (
+            "Some<sup>[1](#n)</sup> [x<sup>2</sup>](u)",
+            ["Some x2"],
+            "[X<sup>2</sup>](u) SOME<sup>[1](#n)</sup>",
+        ),
+        ("[<sup>1</sup>](#n) Some [↩](#m)", ["Some"], "[<sup>1</sup>](#n) SOME [↩](#m)"),
+        ("see [1](#n), 3 m<sup>2</sup>", ["see 1, 3 m2"], "M<sup>2</sup> 3 [1](#n), SEE"),
+        ('Some[1](#n "a b")', ["a b", "Some1"], 'SOME[1](#n "B A")'),
+    ],
+)
+def test_the_number_of_a_note_is_not_sent(content, texts, expected):
+    assert translated("a.md", content, backwards) == (texts, expected)
+
+
+@pytest.mark.parametrize(
+    ("content", "texts", "expected"),
+    [
+        ("One two.^[Three *four*] Five", ["Three four", "One two. Five"], "FIVE TWO. ONE^[*FOUR* THREE]"),
+        (
+            "*One ^[two] three* ^[four ^[five]]",
+            ["two", "five", "four", "One three"],
+            "*THREE ONE ^[TWO]* ^[FOUR ^[FIVE]]",
+        ),
+        ("[one^[two]](u) x^[1] ^[three", ["two", "one x ^[three"], "^\\[THREE X^[1] [ONE^[TWO]](u)"),
+    ],
+)
+def test_the_text_of_a_footnote_within_a_text_is_one_of_its_own(content, texts, expected):
+    assert translated("a.md", content, backwards) == (texts, expected)
+
+
+@pytest.mark.parametrize(
+    ("content", "texts", "expected"),
+    [
+        ("One [![a b](c) two](d) three", ["a b", "One two three"], "THREE [![B A](c) TWO](d) ONE"),
+        ("One ![a b](c) two", ["a b", "One two"], "TWO ONE ![B A](c)"),
+        ("One **![a b](c) two** three", ["a b", "One two three"], "THREE **![B A](c) TWO** ONE"),
+        ('One [![a](b)](c "d") two', ["a", "d", "One two"], 'TWO ONE [![A](b)](c "D")'),
+        (
+            "[![a](b)](c) [![1](e)](f)\n![g](h) one two",
+            ["a", "g", "one two"],
+            "[![A](b)](c) [![1](e)](f)\n![G](h) TWO ONE",
+        ),
+        ("[![a](b) one two](c)", ["a", "one two"], "[![A](b) TWO ONE](c)"),
+    ],
+)
+def test_a_picture_in_a_link_or_after_a_word_does_not_end_a_text(content, texts, expected):
+    assert translated("a.md", content, backwards) == (texts, expected)
 
 
 @pytest.mark.parametrize("tag", ["<br>", "<BR />"])
@@ -286,6 +384,7 @@ def test_all_marks_of_a_translation_in_parts_are_emphasis(case):
         ("A <b>bold word</b> and <KBD>Ctrl</KBD>", "<KBD>Ctrl</KBD> AND <b>WORD BOLD</b> A"),
         ("A <a href='x'>b *c* d</a> e", "E <a href='x'>D *C* B</a> A"),
         ("A *b <i>c* d</i> e", "E D </i>*C B<i>* A"),
+        ("A [b *c*]{.d} e", "E [*C* B]{.d} A"),
         ("A [b <i>c](x) d</i> e", "E D </i>[C B<i>](x) A"),
     ],
 )

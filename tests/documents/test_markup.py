@@ -338,6 +338,22 @@ SENTENCES = [
         ("Install everything with it.", "3 5 0 0"),
         "<p>Install everything with it <code>npm install</code>.</p>",
     ),
+    # A word that the alignment gives to what the model leaves out stays
+    (
+        '<p>I am a student <span translate="no">(Smith, 2020)</span>.</p>',
+        ("Ich bin Student.", "0 1 4"),
+        '<p>Ich bin Student <span translate="no">(Smith, 2020)</span>.</p>',
+    ),
+    (
+        '<p>See <span translate="no">Figure 3</span> there.</p>',
+        ("Siehe Abbildung 3 dort.", "0 1 2 3"),
+        '<p>Siehe <span translate="no">Figure 3</span> dort.</p>',
+    ),
+    (
+        "<p>Ich rufe <code>f</code> morgen auf.</p>",
+        ("I will call it tomorrow.", "0 2 2 2 3"),
+        "<p>I will call it <code>f</code> tomorrow.</p>",
+    ),
     (
         "<p>Drücken Sie <kbd>Strg</kbd>+<kbd>C</kbd>, um zu kopieren.</p>",
         ("Press Ctrl+C to copy.", "0 2 4 5"),
@@ -390,7 +406,7 @@ def test_formatting_follows_the_words_of_a_sentence(page, answer, expected):
         ("--flag", "Benutze (-flag) hier", "Benutze (C) hier"),
         ("foo()", "Benutze (Foo()), hier", "Benutze (C), hier"),
         ("$HOME", "Benutze „$Home“ hier", "Benutze „C“ hier"),
-        ("{}", "Benutze (x) hier", "Benutze (C) hier"),
+        ("{}", "Benutze (x) hier", "Benutze (x C) hier"),
     ],
 )
 def test_code_has_its_own_marks_once(code, target, expected):

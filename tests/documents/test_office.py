@@ -31,6 +31,7 @@ from seq2seq_serve.documents.segments import WrongFile
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
 from tests.documents.answers import aligned, backwards, capitals, translated
 from tests.documents.attacks import archive_of
+from tests.documents.large import document_of, large
 
 
 def saved(write) -> bytes:
@@ -189,9 +190,47 @@ def test_tables_keep_the_line_breaks_of_cells():
         "A\nname",
         "WORDS TWO\n\nMORE AND ",
         "name",
-        "SEE BOLD\nHERE WORDS END",
+        "BOLD SEE\nEND HERE WORDS",
     ]
-    assert values[3][1].text == "BOLD\nHERE WORDS"
+    assert [part.text.strip() for part in values[3] if isinstance(part, TextBlock)] == [
+        "BOLD",
+        "",
+        "HERE WORDS",
+    ]
+
+
+BOLD_RUN, PLAIN_RUN = (
+    '<r><rPr><b/></rPr><t xml:space="preserve">{}</t></r>',
+    '<r><t xml:space="preserve">{}</t></r>',
+)
+
+
+@pytest.mark.parametrize(
+    ("string", "texts", "expected"),
+    [
+        (
+            ["see ", "*bold\nwords here", " end"],
+            ["see bold", "words here end"],
+            ["*BOLD", " SEE", "*\n", "END ", "*HERE WORDS"],
+        ),
+        (["12\n", "*a &amp; b\r\n"], ["a & b"], ["12", "\n", "*B &amp; A", "*\r\n"]),
+        (["12\n", "*13"], [], ["12\n", "*13"]),
+        (["*one two\nthree"], ["one two", "three"], ["*TWO ONE\nTHREE"]),
+    ],
+)
+def test_strings_in_several_formattings_are_translated_by_line(string, texts, expected):
+    """Each run ended a text."""
+
+    def written(runs: list[str]) -> str:
+        return "".join(
+            (BOLD_RUN if run[0] == "*" else PLAIN_RUN).format(run.removeprefix("*")) for run in runs
+        )
+
+    content = document_of(".xlsx", f"<si>{written(string)}</si>")
+    assert parts(FILES[".xlsx"](content, Path("a.xlsx")).content()) == parts(content)
+    found, changed = translated("a.xlsx", content, backwards)
+    assert found == texts
+    assert f"<si>{written(expected)}</si>" in parts(changed)["xl/sharedStrings.xml"].decode()
 
 
 def replaced(content: bytes, name: str, before: str, after: str) -> bytes:
@@ -498,6 +537,24 @@ def test_a_file_says_in_which_language_it_is_now(name, before, after):
     changed = parts(document.content())
     assert any(after in part for part in changed.values())
     assert not any(before in part for name, part in changed.items() if "slides/" in name)
+
+
+def strict(content: bytes) -> dict[str, bytes]:
+    """The parts of a file as "Strict Open XML" has them."""
+    names = re.compile(rb"http://schemas\.openxmlformats\.org/(\w+)/2006/")
+    return {
+        name: names.sub(rb"http://purl.oclc.org/ooxml/\1/", part) for name, part in parts(content).items()
+    }
+
+
+@pytest.mark.parametrize("suffix", [".docx", ".pptx", ".xlsx"])
+def test_strict_open_xml_has_the_same_texts(suffix):
+    """It had none, and stayed as it was."""
+    content, _ = large(suffix, 1000)
+    texts, written = translated(f"a{suffix}", content, backwards)
+    found, changed = translated(f"a{suffix}", archive_of(strict(content)), backwards)
+    assert found == texts != []
+    assert parts(changed) == strict(written)
 
 
 def archive(*names: str) -> bytes:

@@ -176,6 +176,7 @@ def test_an_element_without_letters_stays_within_its_sentence(page, text, same, 
         ("<b><ruby>one<rp>(</rp><rt> two</rt><rp>)</rp></ruby></b> x", "one x", "X <b>ONE</b>"),
         ("<ruby><rb>東</rb><rtc><rt>a</rt><rt>b</rt></rtc></ruby> x", "東 x", "X 東"),
         ("to<wbr/>day <i>one<wbr/>two</i>", "today onetwo", "<i>ONETWO</i> TODAY"),
+        ("<ruby>漢<rt>a<br/>b<img src=''/></rt>字<rt>c</rt></ruby> x", "漢字 x", "X 漢字"),
     ],
 )
 def test_readings_and_breaks_of_words_belong_to_the_source(name, page, content, text, turned):
@@ -198,6 +199,28 @@ def test_a_base_of_several_texts_stays_in_a_book():
     """It had the beginning of the element with the first text, and not its end with the second one."""
     page = '<html xmlns="http://www.w3.org/1999/xhtml"><body><p><ruby>12<br/>one</ruby></p></body></html>'
     assert translated("a.xhtml", page, backwards) == ([], page)
+
+
+@pytest.mark.parametrize("name", ["a.html", "a.xhtml"])
+@pytest.mark.parametrize(
+    ("content", "texts", "expected"),
+    [
+        (
+            "one <select><option>a b</option></select> two <button>c <b>d</b></button> three",
+            ["a b", "c d", "one two three"],
+            "THREE TWO <button><b>D</b> C</button> ONE <select><option>B A</option></select>",
+        ),
+        (
+            "one <meter>5 a</meter> two <progress>6</progress> three <picture><img src=''/></picture> four",
+            ["5 a", "one two three four"],
+            "FOUR THREE <picture><img src=''/></picture> TWO <progress>6</progress> ONE <meter>A 5</meter>",
+        ),
+        ("<button>a <i>b</i></button> one", ["a b", "one"], "<button><i>B</i> A</button> ONE"),
+    ],
+)
+def test_embedded_elements_stay_within_their_sentence(name, content, texts, expected):
+    page = '<html xmlns="http://www.w3.org/1999/xhtml"><body><p>{}</p></body></html>'
+    assert translated(name, page.format(content), backwards) == (texts, page.format(expected))
 
 
 def test_a_reading_ends_before_a_block_and_where_its_end_may_be_left_out():
@@ -229,6 +252,7 @@ def test_letters_that_an_encoding_lacks_are_written_as_numbers():
             '<p>THREE TWO <svg><path/></svg> ONE <img src=a alt="CAT">',
         ),
         ("<p>so <math><mi>x</mi></math> is", ["so x is"], "<p>IS <math><mi>x</mi></math> SO"),
+        ("<p>one <a><img src=a> two</a> three", ["one two three"], "<p>THREE <a><img src=a> TWO</a> ONE"),
         ("<p>one two <img src=a></p>", ["one two"], "<p>TWO ONE <img src=a></p>"),
         ("<img src=a> one<img src=b>two", ["one", "two"], "<img src=a> ONE<img src=b>TWO"),
         ("<a><svg></svg>one two</a>", ["one two"], "<a><svg></svg>TWO ONE</a>"),

@@ -8,6 +8,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from seq2seq_serve.client.files.memory import TranslationMemory
 from seq2seq_serve.documents.kinds import FILES
@@ -66,6 +68,18 @@ def test_tags_follow_their_words_in_all_kinds(name):
         ("one <img src='x'> two", ["one two"], "TWO ONE <img src='x'>"),
         ("one <code>a b</code> two", ["one a b two"], "TWO <code>a b</code> ONE"),
         ("<b>{name}</b> two", ["{name} two"], "TWO <b>{NAME}</b>"),
+        ('<a title="x > y">one</a> two', ["one two"], 'TWO <a title="x > y">ONE</a>'),
+        ("one <b>two", ["one two"], "<b>TWO ONE"),
+        ("<b>one</b> two <b>three", ["one two three"], "<b>THREE TWO <b>ONE</b>"),
+        ("one</b> two", ["one two"], "TWO ONE</b>"),
+        ("<b><i>one</b></i> two", ["one two"], "TWO <b><i>ONE</b></i>"),
+        ("one<wbr>two three", ["onetwo three"], "THREE ONE<wbr>TWO"),
+        ("one <input size=3> two <b>three</b>", ["one two three"], "<b>THREE</b> TWO ONE <input size=3>"),
+        ("four<sup>1</sup> two", ["four two"], "TWO FOUR<sup>1</sup>"),
+        ('one<a href="#n">[1]</a> two', ["one two"], 'TWO ONE<a href="#n">[1]</a>'),
+        ("one m<sup>2</sup> two", ["one m2 two"], "TWO M<sup>2</sup> ONE"),
+        ("&lt;p>one &lt;b>two&lt;/b>&lt;/p>", ["one two"], "&lt;p>&lt;b>TWO&lt;/b> ONE&lt;/p>"),
+        ("one &lt;p&gt; and &lt;/p&gt;", ["one <p> and </p>"], "&lt;/P&gt; AND &lt;P&gt; ONE"),
     ],
 )
 def test_markup_of_strings_is_read_as_html(source, texts, target):
@@ -77,10 +91,9 @@ def test_markup_of_strings_is_read_as_html(source, texts, target):
     [
         ("a < b and c > d", "D > C AND B < A"),
         ("open <filename> now", "NOW <FILENAME> OPEN"),
-        ("one <b>two", "<B>TWO ONE"),
-        ("one</b> two", "TWO ONE</B>"),
+        ("one <b> two", "TWO <B> ONE"),
         ("<b>one</b> <filename>", "<FILENAME> <b>ONE</b>"),
-        ("<b><i>one</b></i> two", "TWO <b><I>ONE</b></I>"),
+        ("<x><y>one</x></y> two", "TWO <x><Y>ONE</x></Y>"),
         ("<name/> one", "ONE <NAME/>"),
         ("<img> one", "ONE <IMG>"),
         *[("{n, plural, one {<b>a</b> <br> file} other {b}}",) * 2],
@@ -99,6 +112,8 @@ def test_what_is_not_a_tag_stays_in_the_text(source, target):
         ('&quot;one&quot; it&#39;s "x"', '"one" it\'s "x"', "&quot;X&quot; IT&#39;S &quot;ONE&quot;"),
         ("<b>a &lt; b</b> &gt;c", "a < b >c", "&gt;C <b>B &lt; A</b>"),
         ("a &copy b&x; <c", "a &copy b&x; <c", "<C B&X; &COPY A"),
+        ("a &lt;b <3>", "a <b <3>", "<3> &lt;B A"),
+        ("a & &amp;lt; b", "a & &lt; b", "B &amp;LT; & A"),
     ],
 )
 def test_references_are_written_as_the_string_has_them(source, text, target):
@@ -111,6 +126,31 @@ def test_a_choice_within_xml_is_not_cut():
     choice = escape("{n, plural, one {<b>a</b><br> file} other {b files}}")
     content = KINDS["a.resx"][0] % choice
     assert translated("a.resx", content, backwards) == ([], content)
+
+
+_TAGS = "<wbr>", "<input type='t'>", "<b>", "</b>", "<i>", "</i>", "<x/>", "<a t='v > w'>", "</a>", "<name>"
+_IN_TAGS = re.compile(r"<(?:'[^']*'|[^'<>])*>")
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.resx"])
+@given(
+    st.lists(st.tuples(st.sampled_from(["w ", "", "&lt;w ", " "]), st.sampled_from(("", *_TAGS)))),
+    st.permutations(range(20)),
+)
+def test_tags_and_words_of_a_string_are_kept_whatever_lacks_an_end(name, parts, order):
+    """Where a tag was a text, `&lt;b` was written as `<b`, and what followed was a part of the tag."""
+    kind, written_as = KINDS[name]
+    text = "w " + "".join(word + tag for word, tag in parts) + " w"
+
+    def answer(source):
+        words = re.findall(r"(?:<(?:'[^']*'|[^'<>])*>|[^\s<]|<(?![a-z/]))+|<w", source)
+        numbers = [*(number for number in order if number < len(words)), *range(len(order), len(words))]
+        return aligned(" ".join("v" if words[number] == "w" else words[number] for number in numbers))(source)
+
+    _, result = translated(name, kind % written_as(text), answer)
+    result = json.loads(result)["k"] if name == "a.json" else ElementTree.fromstring(result)[0][0].text
+    assert sorted(_IN_TAGS.findall(result)) == sorted(_IN_TAGS.findall(text))
+    assert len(re.findall("[vw]", _IN_TAGS.sub("", result))) == len(re.findall("w", _IN_TAGS.sub("", text)))
 
 
 def test_each_tag_is_written_once_although_its_words_are_apart():
@@ -128,6 +168,13 @@ def test_android_keeps_tags_around_its_elements_and_spaces_at_the_ends():
     assert texts == ["%s one two\\"]
     expected = r'\u0020TWO\\ ONE &lt;b><xliff:g xmlns:xliff="u">%s</xliff:g>&lt;/b>\u00A0'
     assert f'"k">{expected}</string>' in written
+
+
+def test_android_keeps_numbers_of_notes_beside_the_words_before_them():
+    string = 'one note<sup><a href="#n">1</a></sup> and m<sup>2</sup>'
+    texts, written = translated("strings.xml", KINDS["strings.xml"][0] % string, backwards)
+    assert texts == ["one note and m2"]
+    assert '"k">M<sup>2</sup> AND NOTE ONE<sup><a href="#n">1</a></sup></string>' in written
 
 
 def test_android_does_not_take_a_backslash_for_a_space():

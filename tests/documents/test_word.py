@@ -17,7 +17,7 @@ from seq2seq_serve.documents.segments import WrongFile
 from seq2seq_serve.documents.word import WordDocument
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
 from tests.documents.answers import aligned, backwards, capitals, translated
-from tests.documents.attacks import word_file
+from tests.documents.attacks import archive_of, word_file
 
 
 def body(content: bytes) -> str:
@@ -65,6 +65,7 @@ def run(text: str, properties: str = "") -> str:
 
 
 BOLD, LINK = "<w:rPr><w:b/></w:rPr>", '<w:rPr><w:rStyle w:val="Hyperlink"/></w:rPr>'
+RAISED = '<w:rPr><w:vertAlign w:val="superscript"/></w:rPr>'
 NOTE = '<w:r><w:rPr><w:vertAlign/></w:rPr><w:footnoteReference w:id="2"/></w:r>'
 
 
@@ -183,6 +184,12 @@ NESTED = f"<w:fldSimple w:instr=' REF x '>{run('Bild ')}{PAGE}</w:fldSimple>"
             ("In the book see page 12.", "3 4 4 0 1 2"),
             run("In the book see page ") + PAGE + run("."),
         ),
+        (  # two with a space between them
+            run("An ") + SIMPLE + run(" ") + PAGE + run(" hier."),
+            "An Bild 3 12 hier.",
+            ("To Bild 3 12.", "0 1 2 3"),
+            run("To ") + SIMPLE + run(" ") + PAGE + run("."),
+        ),
         (  # also if the target does not have them
             run("Siehe Seite ") + PAGE + run(" im Buch."),
             "Siehe Seite 12 im Buch.",
@@ -219,6 +226,24 @@ NESTED = f"<w:fldSimple w:instr=' REF x '>{run('Bild ')}{PAGE}</w:fldSimple>"
             ("This page read", "1 2 0"),
             f"<w:fldSimple w:instr=' {WEB} '>{run('This page', LINK)}</w:fldSimple>" + run(" read"),
         ),
+        (  # and what a user wrote into a form
+            run("Das ") + field("FORMTEXT", run("alte ", BOLD), run("Buch")) + run(" hier."),
+            "Das alte Buch hier.",
+            ("Here the old book.", "3 0 1 2"),
+            run("Here the ") + field("FORMTEXT", run("old ", BOLD), run("book")) + run("."),
+        ),
+        (  # but for a number
+            run("Alter: ") + field("FORMTEXT", run("12")) + run(" Jahre"),
+            "Alter: 12 Jahre",
+            ("Age: years 12", "0 2 1"),
+            run("Age: years ") + field("FORMTEXT", run("12")),
+        ),
+        (  # a raised number, which is that of a note
+            run("Im Jahr 1999") + field("NOTEREF x", run("1", RAISED), run(",2", RAISED)) + run(" hier."),
+            "Im Jahr 1999 hier.",
+            ("Here in 1999.", "3 0 2"),
+            run("Here in 1999") + field("NOTEREF x", run("1", RAISED), run(",2", RAISED)) + run("."),
+        ),
         (  # a field within a link
             field(WEB, run("Seite ", LINK), PAGE) + run(" lesen"),
             "Seite 12 lesen",
@@ -251,6 +276,22 @@ def test_fields_and_pictures_stay_once_within_their_sentence(paragraph, text, an
     assert texts == [text]
     written = re.sub('</w:t><w:t xml:space="preserve">', "", body(written))
     assert written == f"<w:p>{expected}</w:p>"
+
+
+def test_parts_may_have_numbers():
+    """As in files of Word on the web, which were refused."""
+    names = ("word/document.xml", "word/document2.xml"), ("word/footnotes.xml", "word/footnotes2.xml")
+    note = f'<w:footnotes xmlns:w="{WORD}"><w:footnote><w:p>{run("a note")}</w:p></w:footnote></w:footnotes>'
+    styles = f'<w:styles xmlns:w="{WORD}"><w:lang w:val="en-US"/></w:styles>'
+    others = [(names[1][0], note.encode()), ("word/styles2.xml", styles.encode())]
+    found = dict(names)
+    with zipfile.ZipFile(io.BytesIO(word_file(f"<w:p>{run('a text')}</w:p>", others=others))) as archive:
+        content = archive_of({found.get(name, name): archive.read(name) for name in archive.namelist()})
+    document = WordDocument(content, Path("a.docx"))
+    document.target_language = "de"
+    assert [segment.text for segment in document.segments] == ["a text", "a note"]
+    with zipfile.ZipFile(io.BytesIO(document.content())) as archive:
+        assert b'<w:lang w:val="de"/>' in archive.read("word/styles2.xml")
 
 
 MATH = "http://schemas.openxmlformats.org/officeDocument/2006/math"
@@ -447,10 +488,11 @@ def test_any_translation_of_a_paragraph_is_valid_and_keeps_each_mark_once(case):
         if name not in ("t", "delText", "instrText"):
             assert not (element.text or "").strip()
         assert not (element.tail or "").strip()
-    if not re.search("fldSimple|oMath|PAGEREF", paragraph):  # whose texts may be in place of a word
-        shown = re.sub("<w:(txbxContent|rt)>.*?</w:\\1>", "", body(written))
-        texts = re.findall("<w:t(?: [^>]*)?>([^<]*)", shown.replace("<w:noBreakHyphen/>", "<w:t>-"))
-        assert "".join("".join(texts).split()) == "".join(target.split())
+    shown = re.sub("<w:(txbxContent|rt)>.*?</w:\\1>", "", body(written))
+    texts = re.findall("<w:t(?: [^>]*)?>([^<]*)", shown.replace("<w:noBreakHyphen/>", "<w:t>-"))
+    shown = "".join("".join(texts).split())
+    fixed = re.search("fldSimple|oMath|PAGEREF|<w:sdt", paragraph)  # may be in place of the same text
+    assert shown.count("v") == target.count("v") if fixed else shown == "".join(target.split())
     ids = [
         Counter(
             (element.tag, value)

@@ -161,7 +161,7 @@ async def test_an_hour_takes_no_more_than_a_minute(whisper_path, heard, settings
         assert answers.result.usage.source_seconds == 3600
         assert answers.kinds["segment"] > 3600 / 2
         assert len(asyncio.all_tasks()) <= tasks
-        assert num_descriptors() <= descriptors
+        assert num_descriptors() < descriptors + 100  # gRPC has some of its own
         assert heard.seconds < MOST_SECONDS
         assert heard.spectrogram_seconds < MOST_SECONDS
         assert answers.grown < 2**27
