@@ -112,7 +112,7 @@ template <class T> struct Aligned {
   const T *data() const { return memory.get(); }
 };
 
-// e to the power of x <= 0, with a relative error below 3e-7. It is 2^n e^r with |r| <= ln(2) / 2, where a polynomial of
+// e to the power of x <= 80, with a relative error below 3e-7. It is 2^n e^r with |r| <= ln(2) / 2, where a polynomial of
 // degree 5 gives e^r: the one whose largest relative error is least, 9e-8. Below -87 the result is that of -87, about 1e-38.
 INLINE Vector exponential(Vector x) {
   const Vector least = repeated(-87.0f), rounding = repeated(12582912.0f); // 1.5 * 2^23: n in the last bits of a sum
@@ -521,7 +521,7 @@ struct TimeRules {
 
   // The sum of e to the power of numbers minus another, as far as it matters beside 1.
   static float total_of_powers(const float *numbers, const Span &span, float other) {
-    constexpr float MOST = 80; // beyond the power would not be finite
+    constexpr float MOST = 80; // of an exponential
     Vector totals = {};
     in_eights(numbers, span, [&](Vector eight) {
       const Vector relative = eight - other;
