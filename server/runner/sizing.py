@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -162,6 +163,7 @@ def _size_up(
     is_single = num_instances == 1 and provider == CPU
     # Otherwise its engine and the event loop of the callers would wait for each other's Python.
     is_apart = is_single and config.has_callers and num_cpus > 1 and weight_bytes <= _SMALL_BYTES
+    is_apart = is_apart and hasattr(os, "memfd_create")  # Linux: two processes share the weights
     num_threads = config.num_threads or num_cpus - is_apart
     if provider == CPU and num_instances > num_threads:
         threads = "is 1 thread" if num_threads == 1 else f"are {num_threads} threads"

@@ -108,6 +108,15 @@ def test_a_small_model_leaves_a_cpu_to_the_callers_of_its_server(
     assert large.has_processes == (large.num_instances > 1)
 
 
+def test_a_small_model_stays_in_its_server_where_processes_cannot_share_memory(bundle_path, monkeypatch):
+    """Without `memfd_create`, as on macOS, a server with its defaults did not start."""
+    monkeypatch.setattr(sizing_module, "usable_cpus", lambda: 4)
+    monkeypatch.delattr(os, "memfd_create")
+    runner = replace(ServerConfig().runner, provider=ProviderPolicy.CPU)
+    sizing = size_up(load_bundle(bundle_path), runner)
+    assert (sizing.num_threads, sizing.has_processes) == (4, False)
+
+
 def test_the_engine_of_a_small_model_has_a_process_of_its_own_in_a_server(bundle_path, monkeypatch):
     monkeypatch.setattr(sizing_module, "usable_cpus", lambda: 2)
     config = replace(CONFIG, runner=replace(ServerConfig().runner, provider=ProviderPolicy.CPU, max_slots=3))
