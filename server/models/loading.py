@@ -69,7 +69,7 @@ def load_model(
     draft = sizing.draft
     num_instances, num_slots = sizing.num_instances, sizing.num_instances * sizing.num_slots
     _log.info(
-        "model %s: %s on %s, %d slots, %d threads%s",
+        "model %s: %s on %s, %d slots, threads: %d%s",
         model_name,
         sizing.precision,
         describe_device(sizing.provider, sizing.precision, config.runner.cuda_libraries),
