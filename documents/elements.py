@@ -204,6 +204,7 @@ class Names:
         begins: Those of them where a range of texts, such as a bookmark, begins.
         ends: Those where one ends.
         boxes: They stay where they are within a text, and have texts of their own inside, as notes have.
+        notes: Notes, or references to them, which stay right after the text before them.
         source: They belong to the words of the source, such as readings: a translation does not have them.
         left_out: They end a text, and stay with all that they have inside.
         texts: Only they have texts; without any, all elements have.
@@ -222,6 +223,7 @@ class Names:
     begins: frozenset[str] = _NONE
     ends: frozenset[str] = _NONE
     boxes: frozenset[str] = _NONE
+    notes: frozenset[str] = _NONE
     source: frozenset[str] = _NONE
     left_out: frozenset[str] = _NONE
     texts: frozenset[str] = _NONE
@@ -296,7 +298,7 @@ class Content:
         if self._depth_in_box:
             self._depth_in_box += (event.kind == BEGIN) - (event.kind == END)
             if not self._depth_in_box:
-                self._end_box(event.markup)
+                self._end_box(event.markup, name)
                 return
         if self._depth:
             self._kept.append(event.markup)
@@ -381,6 +383,8 @@ class Content:
             return partial(self._add_range, event) if is_range else self.flows.add_markup
         if name in self._names.source:
             return self.flows.add_of_source
+        if name in self._names.notes and name not in self._names.boxes:
+            return self._add_reference
         return self.flows.end if name in self._names.left_out else None
 
     def _is_box(self, name: str) -> bool:
@@ -391,10 +395,17 @@ class Content:
         """Begins markup within a text that has texts of its own."""
         self._outer, self.flows = self.flows, self.flows.inner()
 
-    def _end_box(self, markup: str) -> None:
+    def _end_box(self, markup: str, name: str = "") -> None:
         inner, self.flows, self._outer = self.flows, self._outer or self.flows, None
         inner.end(markup)
-        self.flows.add_parts([inner.part()], is_spaced=self.has_spaced_boxes)
+        if name in self._names.notes:
+            self.flows.add_inner_note(inner, self._text_after())
+        else:
+            self.flows.add_parts([inner.part()], is_spaced=self.has_spaced_boxes)
+
+    def _add_reference(self, markup: str) -> None:
+        """Adds a reference to a note, which shows its number."""
+        self.flows.add_note(markup, self._text_after())
 
     def _add_range(self, event: Event, markup: str) -> None:
         """Adds the begin or the end of a range of texts; an empty range, as of a bookmark, has no words."""

@@ -36,7 +36,7 @@ from seq2seq_serve.documents.elements import (
 )
 from seq2seq_serve.documents.markup import Flows
 from seq2seq_serve.documents.notes import MAX_CHARACTERS, MAX_TAGS, WORD, is_note, stays
-from seq2seq_serve.documents.page import EMBEDDED, READINGS, RUBY
+from seq2seq_serve.documents.page import EMBEDDED, READINGS, RUBY, is_untranslated
 from seq2seq_serve.documents.segments import Document, Part, Segment, TextSpan, wrong_file
 from seq2seq_serve.documents.spans import Tag
 from seq2seq_serve.protos.languages import is_other_language
@@ -346,6 +346,7 @@ class _OpenText(_Part):
         begins=_BEGINS,
         ends=_ENDS,
         boxes=named(_TEXT, "note") | named(_OFFICE, "annotation") | _DRAWN,
+        notes=named(_TEXT, "note"),
         has_raised=True,
         source=named(_TEXT, "ruby-text"),
         left_out=named("http://purl.org/dc/elements/1.1/ ", "creator date") | named(_TEXT, "note-citation"),
@@ -512,7 +513,8 @@ class _PageContent(Content):
         if name in _READINGS:
             return self.flows.add_of_source
         tag = event.attributes.get("lang") or event.attributes.get(_LANGUAGE, "")
-        if is_other_language(tag, self.source_language):
+        classes = event.attributes.get("class", "")
+        if is_other_language(tag, self.source_language) or is_untranslated(classes):
             return self._add_fixed if name in self._names.around else self.flows.end
         if name not in _PICTURES:
             return super()._kept_by(event, name)

@@ -54,6 +54,8 @@ READINGS, RUBY = frozenset(["rp", "rt", "rtc"]), frozenset(["rb", "ruby"])  # of
 INLINE = FORMATTING | FIXED | {"a", "abbr", "acronym", "data", "label", "q", "time"}
 _WITHIN = INLINE | READINGS | RUBY | {"wbr"}
 _DRAWN = frozenset(["math", "svg"])  # formulas and pictures, which stand within a sentence
+_UNTRANSLATED = frozenset(["notranslate", "katex", "katex-display", "MathJax", "MathJax_Display"])  # classes
+_FORMULAS = frozenset(["display", "inline"])  # classes of formulas of pandoc, beside "math"
 _LEFT_OUT = _DRAWN | {"pre", "script", "style", "template", "textarea"}
 # These stand within a sentence that goes on after them, with texts of their own.
 EMBEDDED = {
@@ -272,7 +274,7 @@ class HtmlDocument(Document):
         """Whether the document keeps the texts of an element. The `lang` of a whole page is often wrong."""
         tag = next((_value(values[each]) for each in _LANGUAGES if each in values), "")
         is_foreign = name not in ("html", "body") and is_other_language(tag, self.source_language)
-        return is_foreign or _is_untranslated(values)
+        return is_foreign or _is_kept_by(values)
 
     @property
     def _is_within(self) -> bool:
@@ -373,10 +375,16 @@ def _values(tag: str, place: int) -> dict[str, re.Match[str]]:
     return values
 
 
-def _is_untranslated(values: Mapping[str, re.Match[str]]) -> bool:
+def _is_kept_by(values: Mapping[str, re.Match[str]]) -> bool:
     """Whether the texts of an element with these attributes stay as they are."""
     is_no = "translate" in values and _value(values["translate"]).lower() == "no"
-    return is_no or ("class" in values and "notranslate" in _value(values["class"]).split())
+    return is_no or ("class" in values and is_untranslated(_value(values["class"])))
+
+
+def is_untranslated(classes: str) -> bool:
+    """Whether the texts of an element with these classes stay as they are, as those of a formula do."""
+    names = classes.split()
+    return not _UNTRANSLATED.isdisjoint(names) or ("math" in names and not _FORMULAS.isdisjoint(names))
 
 
 def _is_shown(attribute: str, name: str, values: Mapping[str, re.Match[str]]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from seq2seq_serve.documents.alignment import formatted, text_of
@@ -29,11 +30,12 @@ _VTT_TAG = re.compile(r"(</?[a-zA-Z][^<>]*>|<\d[\d:.]*>)")
 _TAG_NAME = re.compile(r"<([^\s.>]*)")
 _POSITION = re.compile(r"^(?:\{\\[^}]*\})+")  # such as {\an8}, at the begin of a subtitle
 _SPEAKER = re.compile(r"^\s*[-–—]\s*")  # begins a line of another speaker
+_VOICE = re.compile(r"^\s*<v[\s.>]")  # the same in WebVTT
 _WORD_OR_SPACE = re.compile(r"\S+|\s+")
 
 
 class Subtitles(Document):
-    """SubRip (.srt) or WebVTT (.vtt): each subtitle is a segment, or each of its lines that has a speaker."""
+    """SubRip (.srt) or WebVTT (.vtt): each subtitle is a segment, or what each of its speakers says."""
 
     def __init__(self, content: bytes, path: Path) -> None:
         self.encoding, self._text = decoded(content, path)
@@ -54,12 +56,20 @@ class Subtitles(Document):
                     last = other
                     break
                 shown.append(other)
-            has_speakers = len(shown) > 1 and all(map(_SPEAKER.match, shown))
-            for group in [[line] for line in shown] if has_speakers else [shown] if shown else []:
+            for group in self._by_speakers(shown) if shown else ():
                 yield unchanged(newline)
                 yield _Subtitle(group, newline, is_vtt=self._is_vtt).part()
             if last is not None:
                 yield unchanged(newline + last)
+
+    def _by_speakers(self, shown: list[str]) -> list[list[str]]:
+        """Returns the lines of a subtitle, those of each speaker apart if it has several."""
+        if all(map(_SPEAKER.match, shown)):
+            return [[line] for line in shown]
+        voices = [number for number, line in enumerate(shown) if self._is_vtt and _VOICE.match(line)]
+        if voices[:1] != [0]:
+            return [shown]
+        return [shown[begin:end] for begin, end in pairwise([*voices, len(shown)])]
 
 
 class _Subtitle:

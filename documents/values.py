@@ -31,6 +31,9 @@ _CODE = re.compile(
     | P(?=T?[0-9])(?:[0-9]++[YMWD])*+(?:T(?:[0-9.]++[HMS])++)?+  # durations
     | \{?[0-9A-F]{8}(?:-[0-9A-F]{4}){3}-[0-9A-F]{12}\}?  # UUIDs
     | (?-i:[a-z]{2,3}-(?:(?:Arab|Cyrl|Hans|Hant|Latn)(?:-[A-Z]{2})?|[A-Z]{2}|[0-9]{3}))  # languages
+    | (?-i: (?=.*?%[-_0^]?[BHIMYmy])(?=.*?%.*?%) (?:  # formats of strftime, with short words
+        %[-_0^]?[A-Za-z][\u0370-\U0010ffff]{0,2}+(?![A-Za-z\u00aa-\U0010ffff])
+        | [A-Za-z\u00aa-\u024f]{1,3}+(?![A-Za-z\u00aa-\U0010ffff]) | [^%A-Za-z\u00aa-\U0010ffff] )++ )
     | 0x[0-9A-F]++ | (?=[A-F]*[0-9])(?=[0-9]*[A-F])[0-9A-F]{8,}  # numbers, digests
     | (?:[+-]?[0-9.]++  # sizes
         (?:%|ch|cm|deg|d?px?|dpi|r?em|ex|fr|in|k?Hz|mm|m?s|pc|pt|q|sp|turn|v[hw]|vmax|vmin|[KMGT]i?B)

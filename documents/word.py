@@ -372,9 +372,8 @@ class _WordPart(XmlTexts):
         around=named(_W, "r hyperlink ins moveTo smartTag customXml bdo dir"),
         single=named(_W, "hyperlink ins moveTo smartTag customXml"),
         runs=named(_W, "r"),
-        beside=named(_W, "commentReference endnoteReference footnoteReference lastRenderedPageBreak proofErr")
-        | _BEGINS
-        | _ENDS,
+        notes=named(_W, "endnoteReference footnoteReference"),
+        beside=named(_W, "commentReference lastRenderedPageBreak proofErr") | _BEGINS | _ENDS,
         begins=_BEGINS,
         ends=_ENDS,
         texts=named(_W, "t"),

@@ -88,6 +88,7 @@ def test_json_keeps_all_but_its_strings():
     "value",
     [
         *("{{count}}", "%s / %d", "${name}!", "<br/>", "https://a.b/c d@e.fr", "$t(a.b)", "%{n}"),
+        *("%Y년 %m월 %d일 (%a)", "%Y年%m月%d日 %H時", "%A, %d de %B de %Y", "%B %d, %Y at %I:%M %p"),
         *("%Y-%m-%d", "%b %-d", "/a/b.png", "en_US", "@home", ":year", "#fff", "com.example.Main", "a-b.c"),
         *(
             "2026-01-01T00:00:00Z",
@@ -194,6 +195,10 @@ def test_formulas_of_strings_stay(value, texts, expected):
     [
         *(
             "Done.",
+            "%Y년 %m월 오늘은",
+            "Today %Y-%m-%d",
+            "%s to %s",
+            "%d of %d",
             "and / or",
             "100%ige",
             "登录/注册",

@@ -365,6 +365,16 @@ SENTENCES = [
         '<p>The brand <span class="notranslate">Schöne <i>Welt</i></span> is old.</p>',
     ),
     (
+        '<p>Es gilt <span class="math inline"><em>x</em><sup>2</sup></span> immer.</p>',
+        ("It always holds.", "0 3 1"),
+        '<p>It always holds <span class="math inline"><em>x</em><sup>2</sup></span>.</p>',
+    ),
+    (
+        '<p>Es gilt <span class="katex"><b>a</b></span> immer.</p>',
+        ("It holds a always.", "0 1 2 3"),
+        '<p>It holds <span class="katex"><b>a</b></span> always.</p>',
+    ),
+    (
         "<p>Die <a href=x><code>map</code>-Funktion</a> ruft <code>f</code> auf.</p>",
         ("The map function calls f.", "0 1 1 2 3"),
         "<p>The <a href=x><code>map</code> function</a> calls <code>f</code>.</p>",

@@ -30,7 +30,7 @@ from seq2seq_serve.documents.kinds import FILES
 from seq2seq_serve.documents.segments import WrongFile
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
 from tests.documents.answers import aligned, backwards, capitals, translated
-from tests.documents.attacks import archive_of
+from tests.documents.attacks import archive_of, word_file
 from tests.documents.large import document_of, large
 
 
@@ -448,7 +448,7 @@ START, END = '<text:bookmark-start text:name="b"/>', '<text:bookmark-end text:na
         (
             f"one {NOTE_OF_OPEN.format('in it')}two",
             ["in it", "one two"],
-            f"TWO ONE{NOTE_OF_OPEN.format('IT IN')}",
+            f"TWO ONE {NOTE_OF_OPEN.format('IT IN')}",
         ),
         (
             f"one{NOTE_OF_OPEN.format('it')} two",
@@ -474,6 +474,21 @@ def test_elements_within_a_sentence_of_open_document_do_not_cut_it(paragraph, te
     found, written = translated("a.odt", open_paragraph(paragraph), backwards)
     assert found == texts
     assert paragraph_of(written) == expected
+
+
+@pytest.mark.parametrize(
+    ("links", "expected"),
+    [("0 1 2 3", "I agree#. Then"), ("0 1 1 3", "I agree.# Then"), ("0 3 3 3", "I# agree. Then")],
+)
+def test_notes_stay_right_after_a_word_or_mark(links, expected):
+    note, reference = NOTE_OF_OPEN.format("1"), '<w:r><w:footnoteReference w:id="2"/></w:r>'
+    answer = aligned("I agree|. Then", links, "Ich zustimme|. Dann")
+    _, written = translated("a.odt", open_paragraph(f"Ich zustimme{note}. Dann"), answer)
+    assert paragraph_of(written) == expected.replace("#", note)
+    runs = "<w:r><w:t>Ich zustimme</w:t></w:r>#<w:r><w:t>. Dann</w:t></w:r>".replace("#", reference)
+    _, written = translated("a.docx", word_file(f"<w:p>{runs}</w:p>"), answer)
+    shown = parts(written)["word/document.xml"].decode().replace(reference, "#")
+    assert re.sub("<[^>]*>", "", shown) == expected
 
 
 @given(
@@ -590,6 +605,7 @@ def test_what_cannot_be_read_is_refused_in_one_line(name, content, message):
 
 
 PICTURE = '<img src="a.png" alt=""/>'
+SPAN = '<span class="math inline"><em>x</em></span>'
 FORMULA = '<math xmlns="http://www.w3.org/1998/Math/MathML"><mi>x</mi></math>'
 
 
@@ -601,6 +617,7 @@ FORMULA = '<math xmlns="http://www.w3.org/1998/Math/MathML"><mi>x</mi></math>'
         ("Das <input/> hier", ["Das hier"], "HIER DAS", "HIER DAS <input/>"),
         (f"{PICTURE}Ein Bild", ["Ein Bild"], "BILD EIN", f"{PICTURE}BILD EIN"),
         (f"Eins.{PICTURE}Zwei.", ["Eins.", "Zwei."], "", f"EINS.{PICTURE}ZWEI."),
+        (f"Wenn {SPAN} gilt", ["Wenn x gilt"], "GILT X WENN", f"GILT {SPAN} WENN"),
     ],
 )
 def test_pictures_and_formulas_stay_once_within_the_sentence_of_a_book(content, texts, answer, expected):

@@ -32,6 +32,7 @@ from tests.documents.answers import aligned, backwards, capitals, translated
         ('<div translate=NO>no<span>no</span></div><span translate="yes">one</span>', ["one"]),
         ('<span translate=NO>it<span>s</span></span><b translate="yes"> one</b>', ["its one"]),
         ("<p><code>x = y</code> <span class='a notranslate'>no</span></p>", []),
+        ("<p class='math'>one</p><div class='katex-display'>no</div><p class='math display'>no", ["one"]),
         ("<p>a <code>b<div>no</div>no</code> c", ["a", "c"]),
         ("<p>a <kbd>no</p>b", ["a", "b"]),
         ('<img alt="no" translate="no"><img alt=one><input placeholder=" two ">', ["one", "two"]),

@@ -125,6 +125,13 @@ def test_tags_of_subtitles_stay_one_over_adjacent_words_and_split_at_words_apart
     assert written.endswith("<v Mary>Go now <c.red>on home</c></v>")
 
 
+def test_voices_of_a_subtitle_are_texts_of_their_own():
+    film = "WEBVTT\n\n0:01.0 --> 0:02.0\n<v Ann>One two\nthree</v>\n<v Ben>Four <i>five</i></v>\n"
+    texts, written = translated("a.vtt", film, backwards)
+    assert texts == ["One two three", "Four five"]
+    assert "\n<v Ann>THREE</v>\n<v Ann>TWO ONE</v>\n<v Ben><i>FIVE</i> FOUR</v>\n" in written
+
+
 def test_html_keeps_its_elements_and_what_is_not_text():
     texts, written = translated("a.html", HTML, capitals)
     assert texts == ["The title", "Big news", "Go to sleep now,", "or never.", "one", "two", "A red cat"]
