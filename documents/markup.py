@@ -41,6 +41,7 @@ MAX_COPIES = 4  # how often the markup of a text may be written around parts of 
 _NEAR = 32  # events before a text among which the begin of a range is placed
 _MOST_TOKENS = 256  # of a part without texts
 _TAG_NAME = re.compile(r"<([^\s/>]+)")
+_BETWEEN = re.compile(r"\s++[|¦·•›»]\s++")  # two links of a menu, or the parts of a path
 _LONG_NUMBER = re.compile(r"&#[0-9]{1000,}+;?")  # has more digits than `html.unescape` reads
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -512,7 +513,10 @@ class Flows:
         return Part(segments, lambda: changed("".join(map(_written, tokens))))
 
     def add_text(self, markup: str, text: str, around: tuple[str, str] = ("", "")) -> None:
-        """Adds a text, and what is written around its translations."""
+        """Adds a text, and what is written around its translations; a mark between two links ends a text."""
+        if self.has_words and self.tags is None and not any(around) and _BETWEEN.fullmatch(text):
+            self.end(markup)
+            return
         here = Here(markup, self._place, around, text, number=self._num_texts)
         self._add(here, goes_on=self._goes_on == (self._place, len(self._tokens)))
         self.has_words = self.has_words or has_words(text)

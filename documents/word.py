@@ -65,6 +65,7 @@ _FORMULAS, _FORMULA_TEXT = named(_M, "oMath oMathPara"), f"{_M}t"
 _PICTURE = "http://schemas.openxmlformats.org/drawingml/2006/wordprocessingDrawing docPr"
 _BLOCKS = named(_W, "p tbl")
 _DELETED = named(_W, "del moveFrom")
+_PROPERTIES, _HIDDEN, _NOT = f"{_W}rPr", f"{_W}vanish", frozenset(["0", "false", "off"])
 _DRAWN = named(_W, "drawing pict object") | named(
     "http://schemas.openxmlformats.org/markup-compatibility/2006 ", "AlternateContent"
 )
@@ -148,7 +149,7 @@ class _Paragraphs(Content):
         elif name == _PICTURE and description(event):
             flows.end(described(event, flows))
             return place + 1
-        elif name in _DELETED:
+        elif name in _DELETED or (name == _RUN and paragraph.is_hidden(place)):
             flows.add_markup(_markup(events[place:end]))
             return end
         elif name == _SIMPLE and _has_words(
@@ -281,7 +282,13 @@ class _Paragraph:
     def has_only(self, place: int, names: Set[str]) -> bool:
         """Whether the run that begins at a place has elements with these names, and nothing beside them."""
         found = {self.events[child].name for child in self.children(place)}
-        return bool(found & names) and found <= names | {f"{_W}rPr"}
+        return bool(found & names) and found <= names | {_PROPERTIES}
+
+    def is_hidden(self, place: int) -> bool:
+        """Whether the run that begins at a place has a text that is not shown."""
+        properties = self.child(place, _PROPERTIES)
+        marks = [self.events[child] for child in self.children(properties)] if properties >= 0 else []
+        return any(mark.name == _HIDDEN and mark.attributes.get(f"{_W}val") not in _NOT for mark in marks)
 
     def fields(self) -> dict[int, tuple[_Run, _Run, _Run]]:
         """Returns the fields by their first events: the runs that begin, separate and end each one.

@@ -51,6 +51,7 @@ sq sr ss st su sv sw ta te tg th ti tk tl tn to tr tt tw ty ug uk ur uz ve vi vo
 _LANGUAGE_SUFFIX = re.compile(
     rf"\.(?:(?:{'|'.join(_LANGUAGES.split())})(?:[-_]\w+)?|[a-z]{{3}}_[a-z]{{4}})", re.IGNORECASE
 )
+_NEWER = {".doc": ".docx", ".rtf": ".docx", ".xls": ".xlsx", ".ppt": ".pptx", ".pdf": ".docx"}
 _MAX_SHARDS = 1_000_000  # of a table
 _MAX_BYTES = 16 * 2**20  # after which a shard ends with its line
 
@@ -92,9 +93,11 @@ def check_kind(path: Path, *, is_text: bool = False) -> None:
     elif not (is_text or not suffix or _LANGUAGE_SUFFIX.fullmatch(suffix)):
         format_of(path)  # it may have a better advice
         known = ", ".join([*SUFFIXES, *DOCUMENTS])
+        newer = _NEWER.get(suffix)
+        advice = f"save it as {newer}" if newer else "give --as text if each of its lines is a text"
         raise JobError(
-            f"{path}: the kind {suffix} is not known: give --as text if each of its lines is a text. Known "
-            f"are {known}, and names of languages such as .ko"
+            f"{path}: the kind {suffix} is not known: {advice}. Known are {known}, and names of languages "
+            "such as .ko"
         )
 
 

@@ -383,6 +383,14 @@ def test_elements_within_a_sentence_do_not_cut_it(paragraph, text, expected):
     assert body(written) == f"<w:p>{expected}</w:p>"
 
 
+def test_hidden_text_is_not_sent():
+    hidden = run("geheim ", "<w:rPr><w:b/><w:vanish/></w:rPr>")
+    shown = run("Buch", '<w:rPr><w:vanish w:val="0"/></w:rPr>')
+    texts, written = translated("a.docx", word_file(f"<w:p>{run('Das ')}{hidden}{shown}</w:p>"), capitals)
+    assert texts == ["Das Buch"]
+    assert body(written) == f"<w:p>{run('DAS ')}{hidden}{shown.replace('Buch', 'BUCH')}</w:p>"
+
+
 def test_a_box_within_a_sentence_has_its_own_texts():
     box = DRAWN_BOX.format(run("one ") + PAGE + run(" two") + "<w:r><w:tab/><w:t>three</w:t></w:r>")
     texts, written = translated(

@@ -144,6 +144,14 @@ def test_a_file_of_an_unknown_kind_is_refused_with_those_that_are_known(tmp_path
     assert check_formats([tmp_path / name], None, is_text=True) == "text"
 
 
+@pytest.mark.parametrize(
+    ("name", "newer"), [("a.doc", "docx"), ("a.xls", "xlsx"), ("a.PPT", "pptx"), ("a.pdf", "docx")]
+)
+def test_a_file_of_another_program_is_refused_with_the_kind_to_save_it_as(tmp_path, name, newer):
+    with pytest.raises(JobError, match=rf"is not known: save it as \.{newer}\. Known are"):
+        check_formats([tmp_path / name], None)
+
+
 @pytest.mark.parametrize("name", ["a", "a.txt", "a.TXT.gz", "a.ko", "news.pt_BR", "test.zho_Hans", "-"])
 def test_lines_of_text_are_known_by_their_names(tmp_path, name):
     assert check_formats([tmp_path / name], None) == "text"
