@@ -55,6 +55,12 @@ _STYLE_OF_TEXT = re.compile(r"""\s[\w.-]+:style-name\s*=\s*["']([^"']*)""")
 _SPACES, _RUBIES = f"{_TEXT}s", named(_TEXT, "ruby ruby-base")
 _RANGES = ("bookmark", "reference-mark", "change", "toc-mark", "user-index-mark", "alphabetical-index-mark")
 _BEGINS, _ENDS = (frozenset(f"{_TEXT}{kind}-{end}" for kind in _RANGES) for end in ("start", "end"))
+_FIELD = "urn:openoffice:names:experimental:ooo-ms-interop:xmlns:field:1.0 "
+_CITATIONS = {  # what begins and ends one; the second is that of a file of Word
+    f"{_TEXT}reference-mark-start": f"{_TEXT}reference-mark-end",
+    f"{_FIELD}fieldmark-start": f"{_FIELD}fieldmark-end",
+}
+_CITATION = re.compile(r"ZOTERO_|JABREF_|vnd\.oasis\.opendocument\.field\.UNHANDLED")
 _FIELDS = named(
     _TEXT,
     "author-initials author-name bibliography-mark bookmark-ref chapter character-count conditional-text "
@@ -309,17 +315,52 @@ class Spreadsheet(_OfficeFile):
 
 
 class _OpenContent(Content):
-    """Spaces are elements where they are several, and a word may have a reading (ruby)."""
+    """Spaces are elements where they are several, and a word may have a reading (ruby).
+
+    A citation of Zotero or JabRef is the text between two marks. It stays, as that of a field.
+    """
+
+    def __init__(self, flows: Flows, names: Names) -> None:
+        super().__init__(flows, names)
+        self._kept_until = 0  # the number of the event behind a citation
 
     def _is_raised(self) -> bool:
         style = _STYLE_OF_TEXT.search(self.flows.place.open)
         return style is not None and style[1] in self.raised
 
+    def add_all(self, events: Sequence[Event]) -> None:
+        self._kept_until = 0
+        super().add_all(events)
+
     def add(self, event: Event, name: str) -> None:
-        if name in _RUBIES and not self._depth:
+        if self._next <= self._kept_until:
+            return
+        is_mark = event.kind == BEGIN and name in _CITATIONS and not self._depth
+        if is_mark and (end := self._end_of_citation(event)):
+            events = self._whole[self._next - 1 : end]
+            self.flows.add_fixed(_markup(events), "".join(event.text for event in events))
+            self._kept_until = end
+        elif name in _RUBIES and not self._depth:
             self.flows.add_of_source(event.markup, 1 if event.kind == BEGIN else -1)
         else:
             super().add(event, name)
+
+    def _end_of_citation(self, mark: Event) -> int:
+        """Returns the number of the event behind the citation that a mark begins; 0 if it begins none."""
+        if not _CITATION.match(
+            mark.attributes.get(f"{_TEXT}name") or mark.attributes.get(f"{_FIELD}type", "")
+        ):
+            return 0
+        depth = 1
+        for number in range(self._next, len(self._whole)):
+            event = self._whole[number]
+            depth += (event.kind == BEGIN) - (event.kind == END)
+            if depth < 0:
+                break
+            if event.kind == BEGIN and (event.name in _CITATIONS or event.name == _CITATIONS[mark.name]):
+                is_same = event.attributes.get(f"{_TEXT}name") == mark.attributes.get(f"{_TEXT}name")
+                return number + 2 if is_same and depth == 1 and event.name not in _CITATIONS else 0
+        return 0
 
     def _kept_by(self, event: Event, name: str) -> Callable[[str], object] | None:
         if name == _SPACES:

@@ -420,6 +420,7 @@ ODT = {
     "text": "urn:oasis:names:tc:opendocument:xmlns:text:1.0",
     "draw": "urn:oasis:names:tc:opendocument:xmlns:drawing:1.0",
     "dc": "http://purl.org/dc/elements/1.1/",
+    "field": "urn:openoffice:names:experimental:ooo-ms-interop:xmlns:field:1.0",
 }
 
 
@@ -440,6 +441,14 @@ REMARK = "<office:annotation><dc:creator>Mina</dc:creator><text:p>{}</text:p></o
 FRAME = "<draw:frame><draw:image/></draw:frame>"
 NUMBER = "<text:page-number>3</text:page-number>"
 START, END = '<text:bookmark-start text:name="b"/>', '<text:bookmark-end text:name="b"/>'
+CITATION = (
+    '<text:reference-mark-start text:name="ZOTERO_ITEM CSL a"/>(Kim-<text:span>2020</text:span>)'
+    '<text:reference-mark-end text:name="ZOTERO_ITEM CSL a"/>'
+)
+CITATION_OF_WORD = (
+    '<field:fieldmark-start field:type="vnd.oasis.opendocument.field.UNHANDLED"><field:param/>'
+    "</field:fieldmark-start>(Kim-2020)<field:fieldmark-end/>"
+)
 
 
 @pytest.mark.parametrize(
@@ -467,6 +476,8 @@ START, END = '<text:bookmark-start text:name="b"/>', '<text:bookmark-end text:na
             "B ONE",
         ),
         (f"one {START}two{END}", ["one two"], f"{START}TWO{END} ONE"),
+        (f"one {CITATION} two", ["one (Kim-2020) two"], f"TWO {CITATION} ONE"),
+        (f"one {CITATION_OF_WORD} two", ["one (Kim-2020) two"], f"TWO {CITATION_OF_WORD} ONE"),
         (f"{START}{END}one two", ["one two"], f"{START}{END}TWO ONE"),
     ],
 )
