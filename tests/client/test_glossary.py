@@ -89,9 +89,25 @@ def test_a_wrong_glossary_is_one_line_and_no_output(run, tmp_path):
 def test_names_of_columns_are_left_out_and_reported(run, tmp_path):
     (tmp_path / "named.tsv").write_text("source\ttarget\ncat\tKatze\n")
     code, out, err = run("translate", "a source cat", "--glossary", "named.tsv")
-    assert (code, err) == (0, ["the first row of named.tsv names the columns: left out"])
+    assert (code, err) == (0, ["named.tsv: column 'source' has the terms, and 'target' their translations"])
     assert "Katze" in out
     assert "target" not in out
+
+
+@pytest.mark.parametrize("flags", [[], ["--stream"], ["--output", "out.txt"]])
+def test_terms_and_translations_in_the_wrong_order_are_a_warning(run, tmp_path, flags):
+    (tmp_path / "in.txt").write_text("the Katze\nb\na black  DOG or cow\n")
+    (tmp_path / "wrong.tsv").write_text("Katze\tcat\nHund\tblack dog\nKuh\tcow\nAmsel\tBlackbird\n")
+    command = ["translate", "--input", "in.txt", "--glossary", "wrong.tsv", *flags]
+    assert run(*command)[ERR] == []
+    (tmp_path / "in.txt").write_text("the cat\nb\na black  DOG or cow\n")
+    message = "the source has translations of terms (cat, black dog, cow), and no source has a term"
+    overwrite = ["--overwrite"] * ("--output" in flags)
+    assert run(*command, *overwrite)[ERR] == [
+        f"warning: line 1 and 1 more: {message}: exchange them if they are in the wrong order"
+    ]
+    (tmp_path / "in.txt").write_text("the black cat\nb\na blackbird\n")  # two translations may be chance
+    assert run(*command, *overwrite)[ERR] == []
 
 
 def test_documents_and_programs_take_a_glossary(run, client, tmp_path):
