@@ -78,7 +78,7 @@ def with_glossary(options: GenerateOptions, path: Path | None, model: Model) -> 
 
 
 def problem_of_terms(options: GenerateOptions) -> str:
-    """Returns which term of options has two translations; empty if none."""
+    """Returns which term of options is blank or has two translations; empty if none."""
     try:
         _given(options)
     except WrongFile as error:
@@ -126,6 +126,8 @@ def _given(options: GenerateOptions) -> _Terms:
     """Returns the terms of options that are translated by the same words everywhere."""
     terms = _Terms(Path())
     for term in options.terms:
+        if is_blank(term.source) or is_blank(term.target):
+            raise wrong_file(Path(), f"the term {term.source!r} or its translation {term.target!r} is blank")
         if not term.case_sensitive:
             terms.put(_Term(term.source, term.target, 0))
     return terms

@@ -64,6 +64,14 @@ def test_two_translations_of_a_flag_are_wrong_usage(run, capsys, terms):
     assert "has two translations, 'a' and 'b': remove one" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("terms", ["=b", "a=", "a= ", '{" ": "b"}', '[{"source": "a"}]'])
+def test_a_blank_term_of_a_flag_is_wrong_usage(run, capsys, terms):
+    """Each text was refused."""
+    with pytest.raises(SystemExit, match="2"):
+        run("translate", "a", "--terms", "c=d", "--terms", terms)
+    assert " is blank" in capsys.readouterr().err
+
+
 def test_tbx_is_read_in_the_languages_of_the_options(run, tmp_path):
     (tmp_path / "terms.tbx").write_text(TBX)
     command = ["translate", "a cat", "--glossary", "terms.tbx"]
