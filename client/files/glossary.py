@@ -13,7 +13,7 @@ from pathlib import Path
 from seq2seq_serve.bundle.characters import is_blank
 from seq2seq_serve.bundle.words import MAX_TERM_LENGTH, phrase, words
 from seq2seq_serve.client.files.elements import TextElements
-from seq2seq_serve.client.files.lines import read_text
+from seq2seq_serve.client.files.lines import is_compressed, read_text
 from seq2seq_serve.client.files.pairs import LanguagePair, Model, Side, languages_of
 from seq2seq_serve.documents.segments import WrongFile, wrong_file
 from seq2seq_serve.protos.languages import is_known, is_same_language, tag_of
@@ -122,6 +122,11 @@ def _found(wanted: dict[str, dict[str, str]], text: str) -> list[str]:
     return [one for some in beginning for key, one in some.items() if f"\n{key}" in whole]
 
 
+def _suffix(path: Path) -> str:
+    """Returns the suffix of a file that says what it is, also of a compressed one."""
+    return (path.with_suffix("") if is_compressed(path) else path).suffix.lower()
+
+
 def _given(options: GenerateOptions) -> _Terms:
     """Returns the terms of options that are translated by the same words everywhere."""
     terms = _Terms(Path())
@@ -187,9 +192,9 @@ class _Terms:
 def _read(path: Path, source_language: str, target_language: str) -> _Terms:
     """Returns the terms of a file; see `read_glossary`."""
     terms = _Terms(path)
-    if path.suffix.lower() in _WORKBOOKS:
+    if _suffix(path) in _WORKBOOKS:
         raise wrong_file(path, "a glossary is lines of text, CSV or TBX: save the table as CSV in UTF-8")
-    if path.suffix.lower() in _TBX:
+    if _suffix(path) in _TBX:
         _Tbx(path, LanguagePair(source_language, target_language), terms).read()
     else:
         _read_lines(path, terms, (source_language, target_language))
@@ -215,11 +220,12 @@ def _read_lines(path: Path, terms: _Terms, languages: tuple[str, str]) -> None:
         named = ", ".join(str(number) for number, _ in wrong[:_MAX_NAMED])
         named += ", …" * (len(wrong) > _MAX_NAMED)
         lines = "line" if len(wrong) == 1 else "lines"
-        is_table = path.suffix.lower() == _CSV
-        what = "two columns" if is_table else "a term, a tab and its translation"
-        text = (
-            f"{what} are expected; of more columns, the first line has the names, such as source and target"
-        )
+        is_table = _suffix(path) == _CSV
+        text = "a term and its translation are expected"
+        if not places:
+            what = "two columns" if is_table else "a term, a tab and its translation"
+            more = "of more columns, the first line has the names, such as source and target"
+            text = f"{what} are expected; {more}"
         if not is_table and any(len(cells) == 1 and set(",;") & set(cells[0]) for _, cells in wrong):
             text += "; the name of a table with commas or semicolons ends with .csv"
         raise wrong_file(path, f"{lines} {named}: {text}")
@@ -228,7 +234,7 @@ def _read_lines(path: Path, terms: _Terms, languages: tuple[str, str]) -> None:
 def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yields the number of each line of a file, or row of a table, with its cells; leaves out comments."""
     text = read_text(path)
-    if path.suffix.lower() != _CSV:
+    if _suffix(path) != _CSV:
         rows = (
             (number, [_unquoted(cell) for cell in line.split("\t")])
             for number, line in enumerate(text.split("\n"), start=1)
@@ -251,39 +257,50 @@ def _unquoted(cell: str) -> str:
     return quoted[1].replace('""', '"') if quoted else cell
 
 
+def _tag(cell: str) -> str:
+    """Returns the tag of the language that a cell names, such as `English (US)`; any other cell as it is."""
+    name = cell if is_known(tag_of(cell)) else cell.partition("(")[0].strip()
+    return cell if (tag := tag_of(name)) == name else tag
+
+
 def _named_columns(path: Path, row: list[str], languages: tuple[str, str]) -> tuple[int, int] | None:
     """Returns the places of the terms and translations if a first line names them, and has no term.
-
-    It names `source` and `target`, or two languages. Codes are also words (`it` is `es` in German), so they
-    must be those of the run as far as it has some.
 
     Raises:
         WrongFile: It names two languages in English, and the run has others.
     """
     names = [cell.casefold().replace("_", " ") for cell in row]
-    found = [
+    source, target = (
         next((place for place, name in enumerate(names) if name in its), None) for its in (_SOURCES, _TARGETS)
-    ]
-    if None in found:
-        tags = [tag_of(cell) for cell in row]
-        known = [language if is_known(language) else "" for language in languages]  # not mul
-        pair = LanguagePair(*known)
-        if is_known(tags[0]) and not any(known):
-            pair.suggest_source(tags[0])
-        sides = [pair.side(tag) if is_known(tag) else Side.NEITHER for tag in tags]
-        found = [
-            max(
-                (place for place, its in enumerate(sides) if its is side),
-                key=lambda place: pair.is_exact(tags[place]),
-                default=None,
-            )
-            for side in (Side.SOURCE, Side.TARGET)
-        ]
-        are_names = len(row) > 1 and all(tag != cell for tag, cell in zip(tags[:2], row, strict=False))
-        if None in found and are_names and not is_same_language(*tags[:2]):
-            pair.check(path)
-    source, target = found
-    return None if source is None or target is None else (source, target)
+    )
+    if source is None or target is None:
+        return _columns_of_languages(path, row, languages)
+    return source, target
+
+
+def _columns_of_languages(path: Path, row: list[str], languages: tuple[str, str]) -> tuple[int, int] | None:
+    """Returns what `_named_columns` does for languages.
+
+    Codes are also words (`it` is `es` in German), so they must be those of the run as far as it has some. A
+    row may also end with the languages of its term and translation.
+    """
+    tags = [_tag(cell) for cell in row]
+    known = [language if is_known(language) else "" for language in languages]  # not mul
+    pair = LanguagePair(*known)
+    if is_known(tags[0]) and not any(known):
+        pair.suggest_source(tags[0])
+    sides = [pair.side(tag) if is_known(tag) else Side.NEITHER for tag in tags]
+    are_names = len(row) > 1 and all(tag != cell for tag, cell in zip(tags[:2], row, strict=False))
+    if are_names and not is_same_language(*tags[:2]):
+        pair.check(path)
+    if not {Side.SOURCE, Side.TARGET} <= set(sides):
+        return None
+    target = max(
+        (place for place, side in enumerate(sides) if side is Side.TARGET),
+        key=lambda place: pair.is_exact(tags[place]),
+    )
+    source = sides.index(Side.SOURCE)
+    return (source, target) if sum(not is_known(tag) for tag in tags[: max(source, target)]) < 2 else None
 
 
 class _Tbx(TextElements):

@@ -1,5 +1,7 @@
 """Glossaries: tab-separated lines and TBX, and what is refused."""
 
+import gzip
+
 import pytest
 
 from seq2seq_serve.client import read_glossary
@@ -125,6 +127,7 @@ def test_each_concept_of_tbx_has_its_terms_and_the_best_translation(written):
         ("Thai\tThai", ("en", "de"), False),
         ("English\tEnglisch", ("en", "de"), False),
         ("source\tQuelle", ("en", "de"), False),
+        ("en (x)\tde (y)", ("de", "en"), False),
         ("xx\tyy", ("", ""), False),
         ("Source term\tTarget term", ("", ""), True),
     ],
@@ -148,6 +151,7 @@ def test_a_first_row_that_names_the_columns_is_not_a_term(written, row, language
         ("en\tde\nmachine\tMaschine\n", ("de", "en")),
         ("English\tGerman\nmachine\tMaschine\n", ("deu_Latn", "eng_Latn")),
         ("English\tGerman\nmachine\tMaschine\n", ("de", "")),
+        ("English (US)\tGerman (Austria)\nmachine\tMaschine\n", ("de", "en")),
         ("English\tGerman\nmachine\tMaschine\n", ("", "en")),
         ("en-US\tde-DE\nmachine\tMaschine\n", ("de", "en")),
         ("Notes\tEnglish\tFrench\tGerman\n\tmachine\t\tMaschine\n", ("de", "en")),
@@ -179,6 +183,7 @@ def test_cells_in_quotes_are_read_as_spreadsheets_write_them(written):
     [
         ("a.tsv", "Source\tTarget\tNote\nMaschine\tmachine\tx\nder, die\tthe\n"),
         ("a.csv", 'Source,Target,Note\r\nMaschine,machine,"a, ""b""\nc"\r\n"der, die",the\r\n'),
+        ("a.csv.gz", gzip.compress(b'Maschine,machine\n"der, die",the\n')),
         ("a.csv", "# of us\n\nMaschine;machine\nder, die;the"),
     ],
 )
@@ -202,7 +207,13 @@ def test_further_named_columns_are_left_out_and_tables_are_read(written, name, c
             "lines 1, 2: a term, a tab and its translation are expected; of more columns, the "
             "first line has the names, such as source and target; the name of a table with commas",
         ),
-        ("a.tsv", "source\ttarget\na\n\tb\n", "lines 2, 3: a term, a tab and its translation"),
+        ("a.tsv", "source\ttarget\na\n\tb\n", "lines 2, 3: a term and its translation are expected"),
+        (
+            "a.csv",
+            "Rad,wheel,de,en\nTür,door,de,en\n",
+            "lines 1, 2: two columns are expected; of more columns",
+        ),
+        ("a.csv.gz", gzip.compress(b"a,b,c\n"), "line 1: two columns are expected"),
         ("a.XLSX", b"PK\3\4", "a glossary is lines of text, CSV or TBX: save the table as CSV in UTF-8"),
         ("a.csv", "a,b\nc," + "d" * 200_000, "line 2: field larger than"),
         ("a.tsv", "a\tb\n\nA\tc\n", "lines 1 and 3: the term 'A' has two translations, 'b' and 'c'"),
