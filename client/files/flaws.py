@@ -85,8 +85,11 @@ class Flaws:
 
     def add_terms(self, file: str, number: int, text: str, finder: TermFinder) -> None:
         """Counts a text with translations of terms, as long as no text has a term."""
-        self._has_terms = self._has_terms or finder.has_term(text)
-        if not self._has_terms and (translations := finder.translations(text)):
+        if self._has_terms:
+            return
+        terms, translations = finder.find(text)
+        self._has_terms = bool(terms)
+        if translations:
             self._reversed.add(_Texts(1, (file, number)))
             self._translations |= dict.fromkeys(translations)
 

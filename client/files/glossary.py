@@ -96,13 +96,10 @@ class TermFinder:
         self._terms = _by_first_word(term.source for term in options.terms)
         self._translations = _by_first_word(term.target for term in options.terms)
 
-    def has_term(self, text: str) -> bool:
-        """Whether a text has one of the terms."""
-        return bool(_found(self._terms, text))
-
-    def translations(self, text: str) -> list[str]:
-        """Returns the translations that are in a text."""
-        return _found(self._translations, text)
+    def find(self, text: str) -> tuple[list[str], list[str]]:
+        """Returns the terms and the translations that are in a text."""
+        its = [word.casefold() for word in words(text[:_LOOKED_THROUGH])]
+        return _found(self._terms, its), _found(self._translations, its)
 
 
 def _by_first_word(texts: Iterable[str]) -> dict[str, dict[str, str]]:
@@ -114,9 +111,8 @@ def _by_first_word(texts: Iterable[str]) -> dict[str, dict[str, str]]:
     return found
 
 
-def _found(wanted: dict[str, dict[str, str]], text: str) -> list[str]:
-    """Returns which of the texts of `_by_first_word` are in a text."""
-    its = [word.casefold() for word in words(text[:_LOOKED_THROUGH])]
+def _found(wanted: dict[str, dict[str, str]], its: list[str]) -> list[str]:
+    """Returns which of the texts of `_by_first_word` are among the words of a text."""
     whole = "\n" + phrase(its)
     beginning = [wanted[word] for word in dict.fromkeys(its) if word in wanted]
     return [one for some in beginning for key, one in some.items() if f"\n{key}" in whole]
