@@ -72,7 +72,7 @@ def with_glossary(options: GenerateOptions, path: Path | None, model: Model) -> 
         sys.stderr.write(f"{path}: column {source!r} has the terms, and {target!r} their translations\n")
     if not terms.found:
         sys.stderr.write(f"warning: {path}: 0 terms\n")
-    with_terms = GenerateOptions(terms=terms_of(dict(terms.pairs())))
+    with_terms = GenerateOptions(terms=terms_of(terms.pairs()))
     with_terms.MergeFrom(options)
     return with_terms
 

@@ -124,7 +124,7 @@ def test_documents_and_programs_take_a_glossary(run, client, tmp_path):
     assert run("translate", *command)[CODE] == 0
     assert "Katze" in (tmp_path / "out.html").read_text()
     assert "Hund" in (tmp_path / "out.html").read_text()
-    terms = dict(read_glossary(tmp_path / "terms.tsv"))
+    terms = read_glossary(tmp_path / "terms.tsv")
     [result] = client.translate_many(["a cat"], options={"terms": terms})
     assert "Katze" in result.text
 
