@@ -1,4 +1,4 @@
-"""The characters that are white space, and those that are invisible."""
+"""The characters that are white space, those that are invisible, and those of scripts without spaces."""
 
 from __future__ import annotations
 
@@ -39,6 +39,14 @@ INVISIBLE = _characters(
 )
 
 _JOINERS = "\u200c\u200d"
+
+# Scripts without white space between words, as parts of the sets of regular expressions
+# SOUTH_EAST_ASIAN: Thai, Lao, Burmese and Khmer; HAN has Bopomofo, too
+HAN = "\u3005-\u3007\u3105-\u312f\u31a0-\u31bf\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+KANA = "\u3041-\u30ff\u31f0-\u31ff\uff66-\uff9f\U0001aff0-\U0001b16f"
+SOUTH_EAST_ASIAN = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\ua9e0-\ua9ff\uaa60-\uaa7f"
+TIBETAN = "\u0f00-\u0fff"
+UNSPACED = HAN + KANA + SOUTH_EAST_ASIAN + TIBETAN
 
 
 def is_blank(text: str) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import models
 
+from seq2seq_serve.bundle.characters import UNSPACED
 from seq2seq_serve.bundle.charsmap import HIDDEN, take_charsmap
 from seq2seq_serve.bundle.normalization import Normalization, normalization_of
 
@@ -27,10 +28,7 @@ _SPACE = "\u2581"
 _SHORT = 256  # characters, which take a tenth of a millisecond
 # A text of more characters is cut before white space.
 _LEAST_PIECE, _PIECE_PER_TOKEN = 4096, 64
-# Scripts without spaces between words: Thai, Lao, Burmese, Khmer, kana, Han
-UNSPACED = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
-)
+_IS_UNSPACED = re.compile(f"[{UNSPACED}]")
 _WHITE_SPACE = re.compile(r"(?<=\S)\s")  # the first of several
 _WORD = "a"  # before a piece, so that its first word has the tokens of one inside a text
 _MOST_KEPT = 2**20  # characters and tokens of spellings
@@ -356,9 +354,9 @@ def _is_between_words(one: str, other: str) -> bool:
     """Whether a word may end between two characters, because it is in a script without spaces."""
     if unicodedata.category(other)[0] not in "LN":  # such as a vowel of Thai, or a full stop
         return False
-    if UNSPACED.match(one):
+    if _IS_UNSPACED.match(one):
         return True
-    return UNSPACED.match(other) is not None and unicodedata.category(one) not in ("Ps", "Pi")
+    return _IS_UNSPACED.match(other) is not None and unicodedata.category(one) not in ("Ps", "Pi")
 
 
 def _size_of(text: str, ways: list[tuple[int, ...]]) -> int:

@@ -7,13 +7,10 @@ import unicodedata
 from collections.abc import Iterable
 from functools import lru_cache
 
-from seq2seq_serve.bundle.characters import INVISIBLE
+from seq2seq_serve.bundle.characters import HAN, INVISIBLE, KANA, SOUTH_EAST_ASIAN
 
-# Scripts without white space between words, and Korean's, whose particles follow a noun without any
-UNSPACED = (
-    "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u30ff\u3130-\u318f\u31f0-\u31ff\u3400-\u9fff"
-    "\uac00-\ud7af\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
-)
+# Scripts without white space or marks between words, and Korean's, whose particles follow a noun without any
+UNSPACED = f"{HAN}{KANA}\u3008-\u303f{SOUTH_EAST_ASIAN}\u1100-\u11ff\u3130-\u318f\uac00-\ud7af"
 MAX_TERM_LENGTH = 256  # characters of a term, and of its translation
 CLOSING, OPENING = tuple(".,;:!?)]}>"), tuple("([")
 _WITHOUT_INVISIBLE = dict.fromkeys(map(ord, INVISIBLE))

@@ -29,7 +29,7 @@ from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.files.documents import is_software
 from seq2seq_serve.client.files.flaws import Flaws
 from seq2seq_serve.client.files.formats import ANSWERS, Writer, format_of
-from seq2seq_serve.client.files.glossary import with_glossary
+from seq2seq_serve.client.files.glossary import TermFinder, with_glossary
 from seq2seq_serve.client.files.lines import STANDARD, count_lines, open_binary, open_input
 from seq2seq_serve.client.files.memory import TranslationMemory, memory_count, read_memory
 from seq2seq_serve.client.files.pairs import check_languages, languages_of, standard_languages
@@ -490,7 +490,7 @@ class _Report:
         self.num_done = 0
         self.num_failed = 0
         self._num_from_memory = 0
-        self._flaws = Flaws()
+        self._flaws, self._terms = Flaws(), TermFinder(plan.options) if plan.options.terms else None
 
     def add(self, number: int, result: Translated) -> None:
         """Reports the error of a text, by its number, and counts its limits."""
@@ -504,8 +504,14 @@ class _Report:
         of_program = isinstance(result.source, SoftwareText) and self._plan.keeps_placeholders
         keeps = of_program or self._plan.options.keep_placeholders
         self._flaws.add("", number, result, keeps_placeholders=keeps)
+        self.note_terms(number, str(result.source))
         self.num_done = number
         self._progress.show(number, self.num_failed)
+
+    def note_terms(self, number: int, text: str) -> None:
+        """Counts a source that has translations of terms."""
+        if self._terms is not None:
+            self._flaws.add_terms("", number, text, self._terms)
 
     def note_limits(self, number: int, answer: GenerateResponse) -> None:
         """Counts a target that ended at its length limit or lacks terms, and a source that was truncated."""
@@ -602,6 +608,7 @@ class _Answers:
                     self._save_attention(event.result)
                 if event.HasField("result"):
                     self._report.note_limits(self._number, event.result)
+                    self._report.note_terms(self._number, text)
         except ValueError as error:
             self._write(Translated(text, GenerateResponse(), ClientError.from_value_error(error)))
         except ClientError as error:

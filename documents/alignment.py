@@ -8,15 +8,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, groupby, pairwise
 from typing import TYPE_CHECKING
 
+from seq2seq_serve.bundle.characters import HAN, KANA
+
 if TYPE_CHECKING:
     from seq2seq_serve.documents.segments import TextSpan
     from seq2seq_serve.protos.seq2seq_v1_pb2 import WordAlignment
 
 _Place = tuple[int, int]  # where a word begins and ends in its text
 
-UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # kana and Han
 _WORD = re.compile(r"\S+")
-_SHORT_WORD = re.compile(rf"[{UNSPACED}][^\w\s]*|[^\s{UNSPACED}]+")
+_SHORT_WORD = re.compile(rf"[{HAN}{KANA}][^\w\s]*|[^\s{HAN}{KANA}]+")
 _NOTE_CHARACTERS = 16  # of the number of a note with the marks around it
 _IN_WORD = re.compile(r"\w")
 _LETTER_OR_DIGIT = re.compile(r"[^\W_]")

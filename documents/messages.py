@@ -21,6 +21,7 @@ from seq2seq_serve.documents.segments import (
     wrong_file,
 )
 from seq2seq_serve.documents.tags import string_part
+from seq2seq_serve.protos.languages import tag_of
 
 _MAX_FORMS = 6  # of plurals: no language in the CLDR has more
 
@@ -30,7 +31,8 @@ _MESSAGE_LINE = re.compile(
 _NUM_FORMS = re.compile(r"nplurals\s*+=\s*+0*+([0-9]++)")
 _ESCAPE = re.compile(r"\\(.)")
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", '"': '"', "\\": "\\"}
-_LANGUAGE = re.compile(r'"(X-Source-)?Language:[ \t]*+([^\s"\\]*+)[ \t]*+\\n"')
+_LANGUAGE = re.compile(r"^(X-Source-)?Language:[ \t]*+(.*)", re.MULTILINE)
+_NO_LANGUAGE = re.compile(r'((?:"|\\n)Language:)[ \t]*+(?=\\n|"\s*$)')
 _TO_ESCAPE = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n", "\t": r"\t", "\r": r"\r"})
 
 
@@ -62,6 +64,11 @@ class _Message:
     def text(self, keyword: str) -> str:
         """Returns the text of a keyword; empty if it is missing."""
         return "".join(self.values.get(keyword, ()))
+
+    @property
+    def is_header(self) -> bool:
+        """Whether it has the fields of the file, such as its language."""
+        return bool(self.text("msgstr")) and not self.text("msgid") and "msgctxt" not in self.values
 
     def translate(self, segment: Segment, pieces: Sequence[TextSpan]) -> None:
         """Replaces a text of a form."""
@@ -105,22 +112,26 @@ class Messages(Document):
         self._num_forms = 2
 
     def own_languages(self) -> tuple[set[str], set[str]]:
-        _, _, head = f"\n{self._text}".partition("\nmsgid ")
-        found = _LANGUAGE.findall(head.partition("\nmsgid ")[0])
+        first = next(self._messages())
+        found = _LANGUAGE.findall(first.text("msgstr")) if first.is_header else []
         sources, targets = (
-            {tag.partition("@")[0] for of, tag in found if bool(of) is is_source}
+            {tag_of(tag.partition("@")[0].strip()) for of, tag in found if bool(of) is is_source}
             for is_source in (True, False)
         )
         return sources, targets
 
     def parts(self) -> Iterator[Part]:
+        return map(self._part, self._messages())
+
+    def _messages(self) -> Iterator[_Message]:
+        """Reads the file, and yields its messages; raises WrongFile."""
         message, values = _Message(), list[str]()
         for line_number, (line, _) in enumerate(lines_of(self._text), 1):
             shown = line.strip()
             found = _MESSAGE_LINE.fullmatch(shown)
             keyword = found[1] if found else None
             if message.targets and (not found or keyword in ("msgctxt", "msgid")):
-                yield self._part(message)
+                yield message
                 message = _Message(before=self._newline)
             number = len(message.lines)
             message.lines.append(line)
@@ -138,28 +149,28 @@ class Messages(Document):
             values.append(_ESCAPE.sub(lambda one: _ESCAPED.get(one[1], one[0]), found[3]))
             if message.targets or (keyword or "").startswith("msgstr"):
                 message.targets.append(number)
-        yield self._part(message)
+        yield message
 
     def _part(self, message: _Message) -> Part:
         """Returns the part of a message, which has segments if it does not have a translation."""
         segments = self._segments(message) if message.targets else []
-        is_header = message.text("msgstr") and not message.text("msgid") and "msgctxt" not in message.values
-        written = self._header if is_header else _Message.written
+        written = self._header if message.is_header else _Message.written
         return Part(segments, partial(written, message, self._newline))
 
     def _header(self, message: _Message, newline: str) -> str:
         """Returns the lines of the header, with the language of the translations if it lacks one."""
         if not self.target_language:
             return message.written(newline)
-        line = '"Language: {}\\n"'.format(self.target_language.replace("-", "_"))
-        for number in message.targets:
-            found = _LANGUAGE.search(message.lines[number])
-            if found and not found[1]:
-                if not found[2]:
-                    message.lines[number] = message.lines[number].replace(found[0], line)
-                break
-        else:
-            message.lines[message.targets[-1]] += newline + line
+        fields, language = message.text("msgstr"), self.target_language.replace("-", "_")
+        tags = [tag.strip() for of, tag in _LANGUAGE.findall(fields) if not of]
+        if not tags:
+            last = message.targets[-1]
+            if not fields.endswith("\n"):
+                message.lines[last] = message.lines[last].rstrip()[:-1] + r'\n"'
+            message.lines[last] += rf'{newline}"Language: {language}\n"'
+        elif not tags[0]:
+            for number in message.targets:
+                message.lines[number] = _NO_LANGUAGE.sub(rf"\1 {language}", message.lines[number], count=1)
         return message.written(newline)
 
     def _segments(self, message: _Message) -> list[Segment]:

@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from seq2seq_serve.documents.alignment import UNSPACED, count_words
+from seq2seq_serve.bundle.characters import HAN, KANA
+from seq2seq_serve.documents.alignment import count_words
 from seq2seq_serve.documents.segments import LETTER
 
 _FAR = 32  # tags between two words that are not looked at as parts of one span
 _MAX_GAP = 4  # parts of a word between two words of one span, such as marks around it
 _TAG = re.compile(r"<[^/][^>]*>")
-_IN_WORD = re.compile(rf"[^\W_{UNSPACED}]{{2}}")  # two characters
+_IN_WORD = re.compile(rf"[^\W_{HAN}{KANA}]{{2}}")  # two characters
 
 
 @dataclass(slots=True, eq=False)

@@ -7,7 +7,7 @@ table in docs/protocols.md come from here.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -78,9 +78,9 @@ def _terms(text: str) -> Any:
     return [{"source": source.strip(), "target": target.strip()} for source, _, target in pairs]
 
 
-def terms_of(targets: Mapping[str, str]) -> list[dict[str, str]]:
-    """Returns the terms that are translated by the same words everywhere, from targets by their sources."""
-    return [{"source": source, "target": target} for source, target in targets.items()]
+def terms_of(pairs: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
+    """Returns the terms that are translated by the same words everywhere, from sources with their targets."""
+    return [{"source": source, "target": target} for source, target in pairs]
 
 
 def _word(words: dict[str, int]) -> _Form:
@@ -391,8 +391,11 @@ def options_of(given: Options | None) -> GenerateOptions:
     if unknown := given.keys() - OPTIONS.keys():
         raise TypeError(f"there is no option {min(unknown)}")
     values = {name: value for name, value in given.items() if not isinstance(value, str)}
-    if isinstance(values.get("terms"), Mapping):
-        values["terms"] = terms_of(values["terms"])
+    terms = values.get("terms")
+    if isinstance(terms, Mapping):
+        values["terms"] = terms_of(terms.items())
+    elif isinstance(terms, list) and all(isinstance(one, tuple) and len(one) == 2 for one in terms):
+        values["terms"] = terms_of(terms)  # of `read_glossary`
     try:
         options = GenerateOptions(**values)
     except TypeError as error:

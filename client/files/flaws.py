@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from seq2seq_serve.bundle.placeholders import is_kept, is_placeholder
+from seq2seq_serve.client.files.glossary import TermFinder
 from seq2seq_serve.client.output import length_advice, one_line
 from seq2seq_serve.client.rpcs import Translated
 from seq2seq_serve.documents.segments import with_tags
 from seq2seq_serve.protos.seq2seq_v1_pb2 import FINISH_REASON_LENGTH, GenerateOptions, GenerateResponse
 
 _SHOWN_TERMS = 10  # that targets lack, and placeholders that are not as in their sources
+_MANY_TRANSLATIONS = 3  # in sources, which may be there by chance if they are fewer
 
 
 @dataclass
@@ -40,8 +42,11 @@ class Flaws:
     _incomplete: _Texts = field(default_factory=_Texts)
     _changed: _Texts = field(default_factory=_Texts)  # other placeholders
     _truncated: _Texts = field(default_factory=_Texts)
+    _reversed: _Texts = field(default_factory=_Texts)  # with translations of terms
     _missing: dict[str, None] = field(default_factory=dict)  # terms of incomplete targets
     _different: dict[str, None] = field(default_factory=dict)  # placeholders of changed ones
+    _translations: dict[str, None] = field(default_factory=dict)  # of terms, in sources
+    _has_terms: bool = False  # in a source
     _num_left_out: int = 0  # tokens of truncated sources
 
     def add(self, file: str, number: int, result: Translated, *, keeps_placeholders: bool) -> None:
@@ -78,19 +83,33 @@ class Flaws:
             self._truncated.add(one)
             self._num_left_out += num_tokens
 
+    def add_terms(self, file: str, number: int, text: str, finder: TermFinder) -> None:
+        """Counts a text with translations of terms, as long as no text has a term."""
+        if self._has_terms:
+            return
+        terms, translations = finder.find(text)
+        self._has_terms = bool(terms)
+        if translations:
+            self._reversed.add(_Texts(1, (file, number)))
+            self._translations |= dict.fromkeys(translations)
+
     def merge(self, other: Flaws) -> None:
         """Adds the flaws of other texts."""
         for its, others in zip(self._texts(), other._texts(), strict=True):
             its.add(others)
         self._missing |= other._missing
         self._different |= other._different
+        self._translations |= other._translations
+        self._has_terms |= other._has_terms
         self._num_left_out += other._num_left_out
 
     def warnings(self, options: GenerateOptions) -> Iterator[tuple[str, int, int, str]]:
         """Yields for each flaw the file and number of its first text, the number of others, and a message."""
-        missing, different = (
-            ", ".join(map(one_line, list(names)[:_SHOWN_TERMS])) for names in (self._missing, self._different)
+        missing, different, translations = (
+            ", ".join(map(one_line, list(names)[:_SHOWN_TERMS]))
+            for names in (self._missing, self._different, self._translations)
         )
+        are_few = len(self._translations) < min(_MANY_TRANSLATIONS, len(options.terms))
         problems = (
             "the target ended at its length limit: it may repeat itself or lack its end "
             f"({length_advice(options)})",
@@ -99,13 +118,15 @@ class Flaws:
             + f" ({different})" * bool(different),
             f"the source is too long, and {self._num_left_out} tokens at its end were left out "
             "(--long-source split_always translates each sentence of a source with several)",
+            f"the source has translations of terms ({translations}), and no source has a term: exchange them "
+            "if they are in the wrong order",
         )
         for texts, problem in zip(self._texts(), problems, strict=True):
-            if texts.number:
+            if texts.number and not (texts is self._reversed and (self._has_terms or are_few)):
                 yield (*texts.first, texts.number - 1, problem)
 
     def _texts(self) -> tuple[_Texts, ...]:
-        return self._at_limit, self._incomplete, self._changed, self._truncated
+        return self._at_limit, self._incomplete, self._changed, self._truncated, self._reversed
 
 
 def _has_alignment(answer: GenerateResponse) -> bool:

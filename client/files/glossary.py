@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from seq2seq_serve.bundle.characters import is_blank
 from seq2seq_serve.bundle.words import MAX_TERM_LENGTH, phrase, words
 from seq2seq_serve.client.files.elements import TextElements
-from seq2seq_serve.client.files.lines import read_text
+from seq2seq_serve.client.files.lines import is_compressed, read_text
 from seq2seq_serve.client.files.pairs import LanguagePair, Model, Side, languages_of
 from seq2seq_serve.documents.segments import WrongFile, wrong_file
-from seq2seq_serve.protos.languages import is_same_language, name_of, tag_of
+from seq2seq_serve.protos.languages import is_known, is_same_language, tag_of
 from seq2seq_serve.protos.options import OPTIONS, terms_of
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
 
 MAX_TERMS = OPTIONS["terms"].max_items or 0
 _MAX_NAMED = 3  # wrong lines
+_MAX_SHOWN = 40  # characters of the name of a column
+_LOOKED_THROUGH = 2**12  # characters of a text
 _COMMENT = "#"
 _CSV = ".csv"
-_SOURCES = frozenset(["source", "source term", "source text", "term"])  # names of columns
-_TARGETS = frozenset(["target", "target term", "target text", "translation"])
+_SOURCES = frozenset(["source", "source language", "source term", "source text", "src", "term"])
+_TARGETS = frozenset(["target", "target language", "target term", "target text", "tgt", "translation"])
+_QUOTED = re.compile(r'\s*"((?:[^"]|"")*)"\s*')  # as spreadsheets write cells with commas or quotes
 _TBX = (".tbx", ".xml")
+_WORKBOOKS = (".xls", ".xlsx", ".ods", ".numbers")
 
 
 def read_glossary(
@@ -35,7 +40,7 @@ def read_glossary(
 
     Args:
         path: A file of lines with a term, a tab and its translation, a table (`.csv`), or TBX (`.tbx` or
-            `.xml`). A first line that names these columns is left out; then, others may follow them.
+            `.xml`). A first line may name these columns, in any order and among others.
         source_language: The language of the terms, as a tag such as "en". Empty: in TBX, the only other one.
         target_language: That of the translations.
 
@@ -62,17 +67,18 @@ def with_glossary(options: GenerateOptions, path: Path | None, model: Model) -> 
         if known.target != given.target:
             text = f"the term {known.source!r} has two translations, {known.target!r} and {given.target!r}"
             raise wrong_file(path, f"line {known.line}: {text} of --terms: remove one")
-    if terms.has_columns:
-        sys.stderr.write(f"the first row of {path} names the columns: left out\n")
+    if terms.columns:
+        source, target = (name[:_MAX_SHOWN] for name in terms.columns)
+        sys.stderr.write(f"{path}: column {source!r} has the terms, and {target!r} their translations\n")
     if not terms.found:
         sys.stderr.write(f"warning: {path}: 0 terms\n")
-    with_terms = GenerateOptions(terms=terms_of(dict(terms.pairs())))
+    with_terms = GenerateOptions(terms=terms_of(terms.pairs()))
     with_terms.MergeFrom(options)
     return with_terms
 
 
 def problem_of_terms(options: GenerateOptions) -> str:
-    """Returns which term of options has two translations; empty if none."""
+    """Returns which term of options is blank or has two translations; empty if none."""
     try:
         _given(options)
     except WrongFile as error:
@@ -80,10 +86,49 @@ def problem_of_terms(options: GenerateOptions) -> str:
     return ""
 
 
+class TermFinder:
+    """Finds the terms of options, and their translations, in texts. It does not change.
+
+    Long texts are searched in their beginning only.
+    """
+
+    def __init__(self, options: GenerateOptions) -> None:
+        self._terms = _by_first_word(term.source for term in options.terms)
+        self._translations = _by_first_word(term.target for term in options.terms)
+
+    def find(self, text: str) -> tuple[list[str], list[str]]:
+        """Returns the terms and the translations that are in a text."""
+        its = [word.casefold() for word in words(text[:_LOOKED_THROUGH])]
+        return _found(self._terms, its), _found(self._translations, its)
+
+
+def _by_first_word(texts: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Returns texts by their first words and by all of their words."""
+    found: dict[str, dict[str, str]] = {}
+    for text in texts:
+        if its := [word.casefold() for word in words(text)]:
+            found.setdefault(its[0], {})[phrase(its)] = text
+    return found
+
+
+def _found(wanted: dict[str, dict[str, str]], its: list[str]) -> list[str]:
+    """Returns which of the texts of `_by_first_word` are among the words of a text."""
+    whole = "\n" + phrase(its)
+    beginning = [wanted[word] for word in dict.fromkeys(its) if word in wanted]
+    return [one for some in beginning for key, one in some.items() if f"\n{key}" in whole]
+
+
+def _suffix(path: Path) -> str:
+    """Returns the suffix of a file that says what it is, also of a compressed one."""
+    return (path.with_suffix("") if is_compressed(path) else path).suffix.lower()
+
+
 def _given(options: GenerateOptions) -> _Terms:
     """Returns the terms of options that are translated by the same words everywhere."""
     terms = _Terms(Path())
     for term in options.terms:
+        if is_blank(term.source) or is_blank(term.target):
+            raise wrong_file(Path(), f"the term {term.source!r} or its translation {term.target!r} is blank")
         if not term.case_sensitive:
             terms.put(_Term(term.source, term.target, 0))
     return terms
@@ -105,12 +150,13 @@ class _Terms:
     Attributes:
         path: The file.
         found: The terms, by what makes two of them one for a server.
-        has_columns: Whether the first line names the columns.
+        columns: The names of the columns with the terms and with their translations, if the first line has
+            them.
     """
 
     path: Path
     found: dict[str, _Term] = field(default_factory=dict)
-    has_columns: bool = False
+    columns: tuple[str, str] | None = None
 
     def pairs(self) -> list[tuple[str, str]]:
         """Returns each term with its translation."""
@@ -142,7 +188,9 @@ class _Terms:
 def _read(path: Path, source_language: str, target_language: str) -> _Terms:
     """Returns the terms of a file; see `read_glossary`."""
     terms = _Terms(path)
-    if path.suffix.lower() in _TBX:
+    if _suffix(path) in _WORKBOOKS:
+        raise wrong_file(path, "a glossary is lines of text, CSV or TBX: save the table as CSV in UTF-8")
+    if _suffix(path) in _TBX:
         _Tbx(path, LanguagePair(source_language, target_language), terms).read()
     else:
         _read_lines(path, terms, (source_language, target_language))
@@ -150,30 +198,43 @@ def _read(path: Path, source_language: str, target_language: str) -> _Terms:
 
 
 def _read_lines(path: Path, terms: _Terms, languages: tuple[str, str]) -> None:
-    wrong, is_first = list[int](), True
+    places, wrong, is_first = None, list[tuple[int, list[str]]](), True
     for number, row in _rows(path):
-        source, *others = [" ".join(text.split()) for text in row]
-        others = others[:1] if terms.has_columns else others
+        cells = [" ".join(text.split()) for text in row]
+        while not cells[-1]:
+            del cells[-1]
         was_first, is_first = is_first, False
-        if was_first and others and _names_columns((source, others[0]), languages):
-            terms.has_columns = True
-        elif len(others) == 1 and not is_blank(source) and not is_blank(others[0]):
-            terms.add(source, others[0], number)
+        if was_first and (places := _named_columns(path, cells, languages)):
+            terms.columns = cells[places[0]], cells[places[1]]
+            continue
+        its = [cells[place] for place in places if place < len(cells)] if places else cells
+        if len(its) == 2 and not any(map(is_blank, its)):
+            terms.add(its[0], its[1], number)
         else:
-            wrong.append(number)
+            wrong.append((number, cells))
     if wrong:
-        named = ", ".join(map(str, wrong[:_MAX_NAMED])) + ", …" * (len(wrong) > _MAX_NAMED)
+        named = ", ".join(str(number) for number, _ in wrong[:_MAX_NAMED])
+        named += ", …" * (len(wrong) > _MAX_NAMED)
         lines = "line" if len(wrong) == 1 else "lines"
-        what = "two columns" if path.suffix.lower() == _CSV else "a term, a tab and its translation"
-        text = f"{what} are expected, and nothing beside them, unless a first line names them: source, target"
-        raise wrong_file(path, f"{lines} {named}: {text}, …")
+        is_table = _suffix(path) == _CSV
+        text = "a term and its translation are expected"
+        if not places:
+            what = "two columns" if is_table else "a term, a tab and its translation"
+            more = "of more columns, the first line has the names, such as source and target"
+            text = f"{what} are expected; {more}"
+        if not is_table and any(len(cells) == 1 and set(",;") & set(cells[0]) for _, cells in wrong):
+            text += "; the name of a table with commas or semicolons ends with .csv"
+        raise wrong_file(path, f"{lines} {named}: {text}")
 
 
 def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yields the number of each line of a file, or row of a table, with its cells; leaves out comments."""
     text = read_text(path)
-    if path.suffix.lower() != _CSV:
-        rows = ((number, line.split("\t")) for number, line in enumerate(text.split("\n"), start=1))
+    if _suffix(path) != _CSV:
+        rows = (
+            (number, [_unquoted(cell) for cell in line.split("\t")])
+            for number, line in enumerate(text.split("\n"), start=1)
+        )
     else:
         first = next((line for line in text.split("\n") if line.strip() and line[0] != _COMMENT), "")
         delimiter = max(",;\t", key=first.count)  # spreadsheets of some countries write semicolons
@@ -187,19 +248,55 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise wrong_file(path, f"line {reader.line_num}: {error}") from error
 
 
-def _names_columns(row: tuple[str, str], languages: tuple[str, str]) -> bool:
-    """Whether a first line has names of columns, and not a term: `source` and `target`, or two languages.
+def _unquoted(cell: str) -> str:
+    quoted = _QUOTED.fullmatch(cell)
+    return quoted[1].replace('""', '"') if quoted else cell
 
-    Codes are also words (`it` is `es` in German), so they must be those of the run as far as it has some.
+
+def _tag(cell: str) -> str:
+    """Returns the tag of the language that a cell names, such as `English (US)`; any other cell as it is."""
+    name = cell if is_known(tag_of(cell)) else cell.partition("(")[0].strip()
+    return cell if (tag := tag_of(name)) == name else tag
+
+
+def _named_columns(path: Path, row: list[str], languages: tuple[str, str]) -> tuple[int, int] | None:
+    """Returns the places of the terms and translations if a first line names them, and has no term.
+
+    Raises:
+        WrongFile: It names two languages in English, and the run has others.
     """
-    one, other = row
-    if one.casefold() in _SOURCES and other.casefold() in _TARGETS:
-        return True
-    tags = [tag_of(cell) for cell in row]
-    return not is_same_language(*tags) and all(
-        tag != cell or (is_same_language(tag, language) if language else name_of(tag) != tag)
-        for cell, tag, language in zip(row, tags, languages, strict=True)
+    names = [cell.casefold().replace("_", " ") for cell in row]
+    source, target = (
+        next((place for place, name in enumerate(names) if name in its), None) for its in (_SOURCES, _TARGETS)
     )
+    if source is None or target is None:
+        return _columns_of_languages(path, row, languages)
+    return source, target
+
+
+def _columns_of_languages(path: Path, row: list[str], languages: tuple[str, str]) -> tuple[int, int] | None:
+    """Returns what `_named_columns` does for languages.
+
+    Codes are also words (`it` is `es` in German), so they must be those of the run as far as it has some. A
+    row may also end with the languages of its term and translation.
+    """
+    tags = [_tag(cell) for cell in row]
+    known = [language if is_known(language) else "" for language in languages]  # not mul
+    pair = LanguagePair(*known)
+    if is_known(tags[0]) and not any(known):
+        pair.suggest_source(tags[0])
+    sides = [pair.side(tag) if is_known(tag) else Side.NEITHER for tag in tags]
+    are_names = len(row) > 1 and all(tag != cell for tag, cell in zip(tags[:2], row, strict=False))
+    if are_names and not is_same_language(*tags[:2]):
+        pair.check(path)
+    if not {Side.SOURCE, Side.TARGET} <= set(sides):
+        return None
+    target = max(
+        (place for place, side in enumerate(sides) if side is Side.TARGET),
+        key=lambda place: pair.is_exact(tags[place]),
+    )
+    source = sides.index(Side.SOURCE)
+    return (source, target) if sum(not is_known(tag) for tag in tags[: max(source, target)]) < 2 else None
 
 
 class _Tbx(TextElements):

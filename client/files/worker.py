@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.files.flaws import Flaws
 from seq2seq_serve.client.files.formats import Lines, Reader, Writer
+from seq2seq_serve.client.files.glossary import TermFinder
 from seq2seq_serve.client.files.memory import TranslationMemory
 from seq2seq_serve.client.files.plan import FileState, JobError, Shard, state_of
 from seq2seq_serve.client.many import Dispatcher, answers
@@ -107,6 +108,7 @@ class Worker:
         report: Is called with the number of each line, counted from 1, and its result.
         keeps_placeholders: Returns whether the target of a text has to have its placeholders. If it is given,
             the worker counts the flaws of targets.
+        terms: Finds the terms that targets have to have; None if flaws are not counted, or there are none.
 
     Attributes:
         num_unsaved_lines: The number of lines that are finished and whose shards are not.
@@ -118,10 +120,11 @@ class Worker:
         decoder: TextDecoder,
         report: Callable[[int, Translated], None] | None = None,
         keeps_placeholders: Callable[[str], bool] | None = None,
+        terms: TermFinder | None = None,
     ) -> None:
         self._writer, self._memory = files.writer, files.memory
         self._decoder = decoder
-        self._report, self._keeps_placeholders = report, keeps_placeholders
+        self._report, self._keeps_placeholders, self._terms = report, keeps_placeholders, terms
         self._reader = Reader(files.text_field, files.writer.languages)
         self._inputs = dict(files.inputs)  # with their times on this machine, as soon as a file was compared
         self._reading, self._collecting = asyncio.Lock(), asyncio.Lock()  # both in the order of the shards
@@ -173,6 +176,8 @@ class Worker:
                     if self._keeps_placeholders is not None:
                         keeps = isinstance(result.source, str) and self._keeps_placeholders(result.source)
                         flaws.add(shard.input, number, result, keeps_placeholders=keeps)
+                    if self._terms is not None and isinstance(result.source, str):
+                        flaws.add_terms(shard.input, number, result.source, self._terms)
                     num_failed += result.error is not None
                     num_from_memory += result.from_memory
                     self._has_answered |= bool(result.answer.hypotheses) and not result.from_memory

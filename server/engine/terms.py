@@ -22,7 +22,9 @@ from seq2seq_serve.bundle.words import (
     opens,
 )
 
-_BYTES_OF_SPELLING, _BYTES_OF_TOKEN = 512, 40  # of memory, with the objects around them
+# Of memory, with the objects around them: of all terms, of a spelling, what an exact one takes besides, of a
+# token in it, and of each different token
+_LEAST_BYTES, _BYTES_OF_SPELLING, _BYTES_OF_EXACT, _BYTES_OF_PLACE, _BYTES_OF_TOKEN = 2048, 512, 896, 56, 96
 _MOST_BESIDE = 16  # tokens before a placeholder that may make it another
 _MOST_KEPT = 2**14  # progresses, and steps from one to the next
 
@@ -127,7 +129,7 @@ class RequiredTerms:
         terms: The terms.
         token_bytes: The same; whoever unpickles terms sets it, because each process has the table.
         has_exact: Whether some term is exact.
-        num_bytes: About the memory that it takes, without what a search finds.
+        num_bytes: At least the memory that it takes, without what a search finds.
     """
 
     def __init__(self, terms: Iterable[Term], token_bytes: Sequence[bytes]) -> None:
@@ -140,10 +142,16 @@ class RequiredTerms:
         )
         self._nothing = _Beginning(0, len(self._spellings), 0)
         spellings = [spelling for _, spelling in self._spellings]
-        self.num_bytes = sum(
-            _BYTES_OF_SPELLING + _BYTES_OF_TOKEN * len(spelling.token_ids) for spelling in spellings
-        )
         self._ids = frozenset(token_id for spelling in spellings for token_id in spelling.token_ids)
+        num_exact = sum(len(term.spellings) for term in self.terms if term.is_exact)
+        num_places = sum(len(spelling.token_ids) for spelling in spellings)
+        self.num_bytes = (
+            _LEAST_BYTES
+            + _BYTES_OF_SPELLING * len(spellings)
+            + _BYTES_OF_EXACT * num_exact
+            + _BYTES_OF_PLACE * num_places
+            + _BYTES_OF_TOKEN * len(self._ids)
+        )
         self._has_breaks = any(spelling.begins_after_break for spelling in spellings)
         self._has_word_ends = any(spelling.ends_before_break for spelling in spellings)
         self._costs = [_cost(term) for term in self.terms]

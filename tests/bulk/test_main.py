@@ -437,6 +437,16 @@ def test_targets_have_the_terms_of_a_glossary(bundle_path, tmp_path, capsys):
     assert 'options terms was "1 (' in capsys.readouterr().err
 
 
+def test_terms_and_translations_in_the_wrong_order_are_a_warning(bundle_path, tmp_path, capsys):
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("오늘은 하나\n" * 3)
+    (tmp_path / "terms.tsv").write_text("aw\t하나\n")
+    arguments = [str(bundle_path), "--input", str(tmp_path / "?.txt"), "--output", str(tmp_path / "out")]
+    assert main([*arguments, "--shard-lines", "2", "--glossary", str(tmp_path / "terms.tsv"), *FLAGS]) == 0
+    message = " and 5 more: the source has translations of terms (하나), and no source has a term"
+    assert capsys.readouterr().err.count(message) == 1
+
+
 def test_documents_of_programs_keep_placeholders(bundle_path, tmp_path):
     texts = ["하나 {name}", "오늘은 금요일"]
     messages = "".join(f'msgid "{text}"\nmsgstr ""\n\n' for text in texts)

@@ -64,6 +64,14 @@ def test_two_translations_of_a_flag_are_wrong_usage(run, capsys, terms):
     assert "has two translations, 'a' and 'b': remove one" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("terms", ["=b", "a=", "a= ", '{" ": "b"}', '[{"source": "a"}]'])
+def test_a_blank_term_of_a_flag_is_wrong_usage(run, capsys, terms):
+    """Each text was refused."""
+    with pytest.raises(SystemExit, match="2"):
+        run("translate", "a", "--terms", "c=d", "--terms", terms)
+    assert " is blank" in capsys.readouterr().err
+
+
 def test_tbx_is_read_in_the_languages_of_the_options(run, tmp_path):
     (tmp_path / "terms.tbx").write_text(TBX)
     command = ["translate", "a cat", "--glossary", "terms.tbx"]
@@ -89,9 +97,25 @@ def test_a_wrong_glossary_is_one_line_and_no_output(run, tmp_path):
 def test_names_of_columns_are_left_out_and_reported(run, tmp_path):
     (tmp_path / "named.tsv").write_text("source\ttarget\ncat\tKatze\n")
     code, out, err = run("translate", "a source cat", "--glossary", "named.tsv")
-    assert (code, err) == (0, ["the first row of named.tsv names the columns: left out"])
+    assert (code, err) == (0, ["named.tsv: column 'source' has the terms, and 'target' their translations"])
     assert "Katze" in out
     assert "target" not in out
+
+
+@pytest.mark.parametrize("flags", [[], ["--stream"], ["--output", "out.txt"]])
+def test_terms_and_translations_in_the_wrong_order_are_a_warning(run, tmp_path, flags):
+    (tmp_path / "in.txt").write_text("the Katze\nb\na black  DOG or cow\n")
+    (tmp_path / "wrong.tsv").write_text("Katze\tcat\nHund\tblack dog\nKuh\tcow\nAmsel\tBlackbird\n")
+    command = ["translate", "--input", "in.txt", "--glossary", "wrong.tsv", *flags]
+    assert run(*command)[ERR] == []
+    (tmp_path / "in.txt").write_text("the cat\nb\na black  DOG or cow\n")
+    message = "the source has translations of terms (cat, black dog, cow), and no source has a term"
+    overwrite = ["--overwrite"] * ("--output" in flags)
+    assert run(*command, *overwrite)[ERR] == [
+        f"warning: line 1 and 1 more: {message}: exchange them if they are in the wrong order"
+    ]
+    (tmp_path / "in.txt").write_text("the black cat\nb\na blackbird\n")  # two translations may be chance
+    assert run(*command, *overwrite)[ERR] == []
 
 
 def test_documents_and_programs_take_a_glossary(run, client, tmp_path):
@@ -100,7 +124,7 @@ def test_documents_and_programs_take_a_glossary(run, client, tmp_path):
     assert run("translate", *command)[CODE] == 0
     assert "Katze" in (tmp_path / "out.html").read_text()
     assert "Hund" in (tmp_path / "out.html").read_text()
-    terms = dict(read_glossary(tmp_path / "terms.tsv"))
+    terms = read_glossary(tmp_path / "terms.tsv")
     [result] = client.translate_many(["a cat"], options={"terms": terms})
     assert "Katze" in result.text
 

@@ -117,12 +117,44 @@ def test_the_header_gets_the_language_of_the_translations_if_it_lacks_one(head, 
 
 
 @pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        (r'msgstr "Language: pt\nX: y\n"', r'msgstr "Language: pt\nX: y\n"'),
+        (r'msgstr "X: y\nLanguage: pt\n"', r'msgstr "X: y\nLanguage: pt\n"'),
+        (r'msgstr "X: y\nLanguage:\nZ: z\n"', r'msgstr "X: y\nLanguage: pt_BR\nZ: z\n"'),
+        (r'msgstr "X: y\nLanguage: "', r'msgstr "X: y\nLanguage: pt_BR"'),
+        (r'msgstr "X: y\n"', r'msgstr "X: y\n"|"Language: pt_BR\n"'),
+        (r'msgstr "X: y"', r'msgstr "X: y\n"|"Language: pt_BR\n"'),
+        (r'msgstr ""|"X: "|"y\nLangu"|"age: pt\n"', r'msgstr ""|"X: "|"y\nLangu"|"age: pt\n"'),
+        (r'msgstr ""|"Language: Portuguese (Brazil)\n"', r'msgstr ""|"Language: Portuguese (Brazil)\n"'),
+    ],
+)
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_a_header_has_one_language_however_its_lines_are_broken(head, expected, newline):
+    """One whose fields are all on the line of msgstr got a second language."""
+
+    def content(lines):
+        return newline.join(["# c", 'msgid ""', *lines.split("|"), "", 'msgid "a"', 'msgstr "b"', ""])
+
+    document = Messages(content(head).encode(), Path("a.po"))
+    document.target_language = "pt-BR"
+    assert document.language_problem(("de", "pt-BR")) == ""
+    written = document.content().decode()
+    assert written == content(expected)
+    assert polib.pofile(written).metadata["Language"][:2].casefold() in ("pt", "po")
+
+
+@pytest.mark.parametrize(
     ("head", "problem"),
     [
         ('"Language: pt_BR\\n"\n"X-Source-Language: de-AT\\n"\n', ""),
         ('"Language: pt@latin\\n"\n', ""),
         ('"Language: fr\\n"\n', "its target language is fr, and that of the translation is pt"),
         ('"X-Source-Language: fr\\n"\n', "its source language is fr, and that of the translation is de"),
+        (
+            '"X: y\\nLanguage: French\\nZ: z\\n"\n',
+            "its target language is fr, and that of the translation is pt",
+        ),
         ("", ""),
     ],
 )

@@ -97,6 +97,14 @@ def test_options_by_name_are_the_message_and_texts_are_read_as_flags_are():
     assert options_of(None) == GenerateOptions()
 
 
+@pytest.mark.parametrize("terms", [{"a": "b c"}, [("a", "b c")], [{"source": "a", "target": "b c"}], "a=b c"])
+def test_terms_by_name_are_pairs_also_as_those_of_a_glossary(terms):
+    """A list of pairs, which `read_glossary` returns, was refused."""
+    assert options_of({"terms": terms}) == GenerateOptions(terms=[AB])
+    with pytest.raises(TypeError, match=r"^terms is"):
+        options_of({"terms": [("a", "b", "c")]})
+
+
 def test_an_option_by_name_that_does_not_fit_says_what_it_must_be():
     with pytest.raises(TypeError, match="there is no option beams"):
         options_of({"beams": 4})

@@ -91,7 +91,7 @@ def test_targets_have_the_terms_that_a_program_gives(model, client):
     assert "aw" in translated[0]
     assert translated[1:] == model.translate(TEXTS[1:])
     assert [each.text for each in client.translate_many(TEXTS, options={"terms": terms})] == translated
-    with pytest.raises(InvalidRequest, match="the source of a term has 0 characters"):
+    with pytest.raises(InvalidRequest, match="the source of term 1 has 0 characters"):
         model.translate(TEXTS, terms={"": "a"})
 
 

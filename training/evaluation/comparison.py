@@ -15,16 +15,14 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest, Result
 
+from seq2seq_serve.bundle.characters import HAN, KANA, SOUTH_EAST_ASIAN, TIBETAN
 from seq2seq_serve.training.config import Tokenization
 from seq2seq_serve.training.models.base import Metric
 
 TOKENIZATIONS: tuple[Tokenization, ...] = get_args(Tokenization)
 _BLEU_ORDER = 4
 _NUM_TEXTS = 1000  # whose script decides
-_HAN = r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]"
-_KANA = r"[\u3041-\u30ff\u31f0-\u31ff\uff66-\uff9f]"
-# Thai, Lao, Tibetan, Burmese and Khmer, which like Chinese have no spaces between words
-_OTHERS = r"[\u0e01-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff]"
+_HAN, _KANA, _OTHERS = f"[{HAN}]", f"[{KANA}]", f"[{SOUTH_EAST_ASIAN}{TIBETAN}]"
 
 
 def tokenization_for(references: Iterable[str | None]) -> Tokenization:

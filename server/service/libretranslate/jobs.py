@@ -16,6 +16,7 @@ from seq2seq_serve.server.service.fair_thread import YieldPoint
 from seq2seq_serve.server.service.libretranslate.fields import Fields
 from seq2seq_serve.server.service.libretranslate.languages import Route
 from seq2seq_serve.server.service.read.options import Decoding
+from seq2seq_serve.server.service.read.terms import Glossary
 from seq2seq_serve.server.service.seq2seq.generation import generate, read_decoding, with_patience
 
 _MOST_AT_ONCE = 64
@@ -75,9 +76,13 @@ async def run(
         by_kind = options_by_kind(
             options, has_attention=has_attention, keeps_placeholders=fields.keeps_placeholders
         )
+        glossaries = dict[bool, Glossary | None]()  # by whether placeholders are kept
         for kind, its in by_kind.items():
             if waiting := [job for job in jobs if kind_of(job.text) == kind]:
-                await _run_alike(waiting, await read_decoding(its, model, call), call, refused)
+                known = glossaries.get(its.keep_placeholders)
+                decoding = await read_decoding(its, model, call, glossary=known)
+                glossaries[its.keep_placeholders] = decoding.glossary
+                await _run_alike(waiting, decoding, call, refused)
 
 
 async def _run_alike(

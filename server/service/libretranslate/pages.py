@@ -109,7 +109,9 @@ async def translate_file(
         content = file.content
         if file.text.route is not None:
             languages = standard_tag(file.text.route.source), standard_tag(file.text.route.target)
-            if problem := file.document.language_problem(languages):
+            if problem := await call.read(
+                lambda _: file.document.language_problem(languages), len(file.content)
+            ):
                 raise InvalidRequest(f"{problem}: send other languages, or correct the file", field=FILE)
             refused: list[InvalidRequest] = []
             await run(file.text.jobs, file.text.route, call, fields, refused=refused)

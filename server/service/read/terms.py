@@ -182,8 +182,8 @@ class Glossary:
             for name, text in (("source", term.source), ("target", term.target)):
                 if len(text) > MAX_TERM_LENGTH or is_blank(text):
                     raise InvalidRequest(
-                        f"the {name} of a term has {len(text)} characters: send 1 to {MAX_TERM_LENGTH}, some "
-                        "of them visible",
+                        f"the {name} of term {place + 1} has {len(text)} characters: send 1 to "
+                        f"{MAX_TERM_LENGTH}, some of them visible",
                         field=f"options.terms[{place}].{name}",
                     )
             key, target = phrase(words(term.source)), term.target.strip()

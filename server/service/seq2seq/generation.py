@@ -20,6 +20,7 @@ from seq2seq_serve.server.service.fair_thread import YieldPoint
 from seq2seq_serve.server.service.read.inputs import FileCost, named_inputs
 from seq2seq_serve.server.service.read.options import Decoding, read_options, read_target
 from seq2seq_serve.server.service.read.sources import Reading, cost_of_file, read_sources
+from seq2seq_serve.server.service.read.terms import Glossary
 from seq2seq_serve.server.service.seq2seq.windows import MOST_PIECES_AT_ONCE, decode_windows
 from seq2seq_serve.server.service.write.responses import (
     attention_bytes,
@@ -94,12 +95,24 @@ async def read(
 
 
 async def read_decoding(
-    options: pb.GenerateOptions, model: ServedModel, call: Call, *, stream: bool = False
+    options: pb.GenerateOptions,
+    model: ServedModel,
+    call: Call,
+    *,
+    stream: bool = False,
+    glossary: Glossary | None = None,
 ) -> Decoding:
     """Returns how the targets of a message are decoded, which is kept for equal options of the model.
 
     Callers share it if they may choose the same priorities: requests get their names later. The call counts
     the memory of a glossary until it ends, because its requests wait with it.
+
+    Args:
+        options: The options of the message.
+        model: The model that it names.
+        call: The call that it came with.
+        stream: Whether the caller gets pieces.
+        glossary: As for `read_options`; the call counts it already.
 
     Raises:
         ServerError: As `read_options`, or `Call.read` or `Call.hold` raises it.
@@ -110,13 +123,13 @@ async def read_decoding(
         num_bytes = len(read_from[0])
         decoding = await call.read(
             lambda checkpoint: read_options(
-                options, model, call.caller, stream=stream, checkpoint=checkpoint
+                options, model, call.caller, stream=stream, checkpoint=checkpoint, glossary=glossary
             ),
             num_bytes + BYTES_PER_TERM * len(options.terms),
         )
         if model.decodings is not None:
             model.decodings.keep(model, read_from, decoding, num_bytes + decoding.num_bytes)
-    if decoding.glossary is not None:
+    if decoding.glossary is not None and decoding.glossary is not glossary:
         call.hold(decoding.num_bytes)
     return decoding
 

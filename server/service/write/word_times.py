@@ -7,6 +7,7 @@ some heads, normalised, smoothed and averaged, and the path of dynamic time warp
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from seq2seq_serve.bundle.characters import UNSPACED
 from seq2seq_serve.bundle.manifest import Timestamps
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 
@@ -21,19 +23,7 @@ from seq2seq_serve.bundle.tokenizer import Tokenizer
 
 _SMOOTHED = 7  # positions whose median replaces the one in the middle
 _ROWS_AT_ONCE = 16  # of which all of them are in a processor's cache
-# Names of scripts, as they begin the names of their letters, whose words do not have spaces between them
-_UNSPACED = (
-    "CJK",
-    "HIRAGANA",
-    "KATAKANA",
-    "BOPOMOFO",
-    "THAI",
-    "LAO",
-    "MYANMAR",
-    "KHMER",
-    "TIBETAN",
-    "IDEOGRAPHIC",
-)
+_IS_UNSPACED = re.compile(f"[{UNSPACED}]")
 # Of marks that belong to the word after them, the categories and those that do not have one of their own
 _OPENING, _INVERTED = ("Ps", "Pi"), "¿¡"
 
@@ -209,7 +199,7 @@ def _begins(piece: str, said: str, before: str) -> bool:
         return True
     if said and unicodedata.category(said[0])[0] == "M":
         return False
-    return _is_unspaced(said[:1]) or (_is_unspaced(before) and bool(said or opens))
+    return bool(_IS_UNSPACED.match(said) or (_IS_UNSPACED.match(before) and (said or opens)))
 
 
 def _is_said(word: Word) -> bool:
@@ -218,7 +208,3 @@ def _is_said(word: Word) -> bool:
 
 def _is_letter(character: str) -> bool:
     return unicodedata.category(character)[0] in "LMN"
-
-
-def _is_unspaced(letter: str) -> bool:
-    return bool(letter) and unicodedata.name(letter, "").startswith(_UNSPACED)

@@ -1,5 +1,7 @@
 """Glossaries: tab-separated lines and TBX, and what is refused."""
 
+import gzip
+
 import pytest
 
 from seq2seq_serve.client import read_glossary
@@ -119,12 +121,13 @@ def test_each_concept_of_tbx_has_its_terms_and_the_best_translation(written):
         ("kor_Hang\teng_Latn", ("kor_Hang", "eng_Latn"), True),
         ("en\tde", ("", ""), True),
         ("English\tGerman", ("", ""), True),
-        ("English\tgerman", ("ko", "en"), True),
+        ("English\tgerman", ("", "de"), True),
+        ("English\tGerman", ("mul", "de"), True),
         ("it\tes", ("en", "de"), False),
         ("Thai\tThai", ("en", "de"), False),
         ("English\tEnglisch", ("en", "de"), False),
         ("source\tQuelle", ("en", "de"), False),
-        ("target\tsource", ("en", "de"), False),
+        ("en (x)\tde (y)", ("de", "en"), False),
         ("xx\tyy", ("", ""), False),
         ("Source term\tTarget term", ("", ""), True),
     ],
@@ -140,14 +143,51 @@ def test_a_first_row_that_names_the_columns_is_not_a_term(written, row, language
 
 
 @pytest.mark.parametrize(
+    ("content", "languages"),
+    [
+        ("target\tsource\nmachine\tMaschine\n", ("de", "en")),
+        ("Target Language\tSource_Language\nmachine\tMaschine\n", ("", "")),
+        ("id\tsrc\tx\ttgt\n1\tMaschine\ty\tmachine\n", ("de", "en")),
+        ("en\tde\nmachine\tMaschine\n", ("de", "en")),
+        ("English\tGerman\nmachine\tMaschine\n", ("deu_Latn", "eng_Latn")),
+        ("English\tGerman\nmachine\tMaschine\n", ("de", "")),
+        ("English (US)\tGerman (Austria)\nmachine\tMaschine\n", ("de", "en")),
+        ("English\tGerman\nmachine\tMaschine\n", ("", "en")),
+        ("en-US\tde-DE\nmachine\tMaschine\n", ("de", "en")),
+        ("Notes\tEnglish\tFrench\tGerman\n\tmachine\t\tMaschine\n", ("de", "en")),
+        ("en-GB\ten-US\tde\nx\tmachine\tMaschine\n", ("de", "en-US")),
+    ],
+)
+def test_a_first_row_says_which_columns_are_terms_and_translations(written, content, languages):
+    """Terms in the second column were never found in a text."""
+    source, target = languages
+    found = read_glossary(written(content), source_language=source, target_language=target)
+    assert found == [("Maschine", "machine")]
+
+
+def test_names_of_other_languages_than_those_of_a_run_are_refused(written):
+    languages = {"source_language": "ko", "target_language": "en"}
+    message = "no translations from ko to en: the languages of the file are de, en"
+    with pytest.raises(WrongFile, match=message):
+        read_glossary(written("German\tEnglish\na\tb\n"), **languages)
+    assert read_glossary(written("German\tEnglish\na\tb\n"), target_language="en") == [("a", "b")]
+
+
+def test_cells_in_quotes_are_read_as_spreadsheets_write_them(written):
+    content = '"der, die"\tthe\n"das ""neue"" Gerät"\t"new" device\t\n'
+    assert read_glossary(written(content)) == [("der, die", "the"), ('das "neue" Gerät', '"new" device')]
+
+
+@pytest.mark.parametrize(
     ("name", "content"),
     [
         ("a.tsv", "Source\tTarget\tNote\nMaschine\tmachine\tx\nder, die\tthe\n"),
         ("a.csv", 'Source,Target,Note\r\nMaschine,machine,"a, ""b""\nc"\r\n"der, die",the\r\n'),
+        ("a.csv.gz", gzip.compress(b'Maschine,machine\n"der, die",the\n')),
         ("a.csv", "# of us\n\nMaschine;machine\nder, die;the"),
     ],
 )
-def test_columns_after_the_named_ones_are_left_out_and_tables_are_read(written, name, content):
+def test_further_named_columns_are_left_out_and_tables_are_read(written, name, content):
     assert read_glossary(written(content, name)) == [("Maschine", "machine"), ("der, die", "the")]
 
 
@@ -159,8 +199,22 @@ def test_columns_after_the_named_ones_are_left_out_and_tables_are_read(written, 
         (
             "a.csv",
             "a,b\nc,d,e\n",
-            "line 2: two columns are expected, and nothing beside them, unless a first line",
+            "line 2: two columns are expected; of more columns, the first line has the names, such as source",
         ),
+        (
+            "a.tsv",
+            "a;b\nc,d\n",
+            "lines 1, 2: a term, a tab and its translation are expected; of more columns, the "
+            "first line has the names, such as source and target; the name of a table with commas",
+        ),
+        ("a.tsv", "source\ttarget\na\n\tb\n", "lines 2, 3: a term and its translation are expected"),
+        (
+            "a.csv",
+            "Rad,wheel,de,en\nTür,door,de,en\n",
+            "lines 1, 2: two columns are expected; of more columns",
+        ),
+        ("a.csv.gz", gzip.compress(b"a,b,c\n"), "line 1: two columns are expected"),
+        ("a.XLSX", b"PK\3\4", "a glossary is lines of text, CSV or TBX: save the table as CSV in UTF-8"),
         ("a.csv", "a,b\nc," + "d" * 200_000, "line 2: field larger than"),
         ("a.tsv", "a\tb\n\nA\tc\n", "lines 1 and 3: the term 'A' has two translations, 'b' and 'c'"),
         ("a.tsv", f"a\tb\nc\t{'x' * 257}", "line 2: a term has 257 characters, and may have 256"),

@@ -1,7 +1,9 @@
 """Beams whose targets must have terms, under the real engine against the oracle."""
 
+import gc
 import pickle
 import random
+import sys
 import tracemalloc
 
 import numpy as np
@@ -53,6 +55,27 @@ some_terms = st.lists(
     min_size=1,
     max_size=3,
 ).map(tuple)
+
+
+@pytest.mark.parametrize("num_terms", [1, 64])
+@pytest.mark.parametrize("num_spellings", [1, 3])
+@pytest.mark.parametrize("length", [1, 3, 32])
+@pytest.mark.parametrize("is_exact", [False, True])
+def test_terms_count_at_least_the_memory_that_they_take(num_terms, num_spellings, length, is_exact):
+    """Exact ones took three times as much."""
+    chance = random.Random(0)
+    ways = [
+        tuple(Spelling(tuple(chance.sample(range(300, 2**20), length)), True) for _ in range(num_spellings))
+        for _ in range(num_terms)
+    ]
+    terms = RequiredTerms([Term(each, is_exact=is_exact) for each in ways], ())
+    found, waiting = dict[int, int](), [terms]
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in found and not isinstance(one, type):
+            found[id(one)] = sys.getsizeof(one)
+            waiting += gc.get_referents(one)
+    assert terms.num_bytes / 4 < sum(found.values()) < terms.num_bytes
 
 
 def oracles(terms: tuple[Term, ...]) -> oracle.Terms:

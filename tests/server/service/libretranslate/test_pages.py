@@ -16,8 +16,10 @@ from libretranslatepy import LibreTranslateAPI
 
 from seq2seq_serve.bundle.manifest import Choice
 from seq2seq_serve.server.errors import Overloaded
+from seq2seq_serve.server.service.calls import Calls
 from seq2seq_serve.server.service.libretranslate import files, languages
 from seq2seq_serve.server.service.libretranslate.pages import MAX_FILE_BYTES
+from seq2seq_serve.server.service.read.terms import Glossary
 from tests.server.service.harness import access_file, on_a_thread, serving, with_manifest
 
 MANY = {"en_XX": 5, "de_DE": 6, "ko_KR": 7}
@@ -700,6 +702,30 @@ def test_it_refuses_what_does_not_say_whether_placeholders_are_kept(url, keep):
     status, answer = post(url, "/translate", **fields)
     assert status == 400
     assert answer["error"].startswith("keep_placeholders must be")
+
+
+def test_the_glossary_of_a_request_is_read_and_counted_once_for_texts_of_all_kinds(served, url, monkeypatch):
+    """It was counted for texts with formatting and for others."""
+    read, init, hold = [], Glossary.__init__, Calls.hold
+    counted = []
+
+    def note(self, *arguments):
+        read.append(self)
+        init(self, *arguments)
+
+    def count(self, call, num_bytes):
+        counted.append(num_bytes)
+        hold(self, call, num_bytes)
+
+    monkeypatch.setattr(Glossary, "__init__", note)
+    monkeypatch.setattr(Calls, "hold", count)
+    fields = {"source": "ko", "target": "en", "format": "html", "terms": {f"only here {'x' * 200}": "a"}}
+    for _ in range(2):  # the second time, the options of both kinds are known
+        counted.clear()
+        status, _ = post(url, "/translate", q=["<p>a</p><p>b <b>here</b></p>"], **fields)
+        assert status == 200
+        [glossary] = read
+        assert sum(num_bytes >= glossary.num_bytes for num_bytes in counted) == 1
 
 
 @pytest.mark.parametrize("terms", ["cat", {"cat": 5}, 7, [{"from": "cat"}]])

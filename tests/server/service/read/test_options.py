@@ -69,9 +69,9 @@ BAD_OPTIONS = [  # of each rule one value, and of bounds the nearest beyond
         "keep_placeholders needs a beam search",
     ),
     ({"terms": [term("a", "b")] * 1001}, "terms", "the number of terms is 1001, and must be from 0 to 1000"),
-    ({"terms": [term("b", "b"), term("a", " ")]}, "terms[1].target", "the target of a term has 1 characters"),
-    ({"terms": [term("", "b")]}, "terms[0].source", "the source of a term has 0 characters: send 1 to 256"),
-    ({"terms": [term("a", "b" * 257)]}, "terms[0].target", "the target of a term has 257 characters"),
+    ({"terms": [term("b", "b"), term("a", " ")]}, "terms[1].target", "the target of term 2 has 1 characters"),
+    ({"terms": [term("", "b")]}, "terms[0].source", "the source of term 1 has 0 characters: send 1 to 256"),
+    ({"terms": [term("a", "b" * 257)]}, "terms[0].target", "the target of term 1 has 257 characters"),
     (
         {"terms": [term("a", "b"), term("A", "c")]},
         "terms[1].target",
