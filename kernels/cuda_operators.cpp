@@ -2,6 +2,7 @@
 //
 //   CudaCacheAttention   appends one position to each row's cache, and attends to the cache
 //   CudaMemoryAttention  attends from one position per row to the row's own memory
+//   CudaNormLinear       computes the norm of a sum, and a map of it; also CudaRmsNormLinear, CudaNormLinearRelu, ...
 //   CudaLowRank          adds the low-rank terms of adapters to the outputs of a map
 //   MostProbable         converts scores to float32 logits, and finds the most probable token of each row
 //
@@ -161,6 +162,93 @@ template <int TYPE> struct CudaMemoryAttention : Attention<TYPE> {
   void operator()(void *context) const { this->run(context, 3, false); }
 };
 
+// cuBLAS, as the provider has loaded it.
+struct Blas {
+  static constexpr int RESOURCE_VERSION = 1, HANDLE = 10002, FLOAT_SUMS = 68, DEFAULT_ALGORITHM = -1;
+
+  int (*GemmEx)(void *, int, int, int, int, int, const void *, const void *, int, int, const void *, int, int, const void *,
+                void *, int, int, int, int) = nullptr;
+
+  Blas() {
+    for (const char *name : {"libcublas.so.12", "libcublas.so.13"})
+      if (void *library = dlopen(name, RTLD_NOW | RTLD_NOLOAD))
+        GemmEx = reinterpret_cast<decltype(GemmEx)>(dlsym(library, "cublasGemmEx"));
+  }
+
+  // Multiplies (B, I) by (I, O), on the stream of a run.
+  static void multiply(void *context, int type, const void *x, const void *weights, void *outputs, int B, int I, int O) {
+    static const Blas blas;
+    require(blas.GemmEx, "cuBLAS is not loaded");
+    void *handle = nullptr;
+    check(call<265>(context, RESOURCE_VERSION, HANDLE, &handle));
+    const float one = 1, zero = 0;
+    const int kind = type == BFLOAT16 ? 14 : 2;
+    require(!blas.GemmEx(handle, 0, 0, O, B, I, &one, weights, kind, O, x, kind, I, &zero, outputs, kind, O, FLOAT_SUMS,
+                         DEFAULT_ALGORITHM),
+            "cuBLAS cannot multiply");
+  }
+};
+
+// The argument of the kernels; cuda_kernels.cu describes it.
+struct NormLinearWork {
+  const void *x, *residual, *x_bias, *scale, *shift, *weights, *bias;
+  void *totals, *normalized, *outputs;
+  int num_rows, num_inputs, num_outputs, activation;
+  float epsilon;
+};
+
+// The activations of an operator whose name ends so, by their numbers in the kernels.
+constexpr const char *NORM_LINEARS[] = {"CudaNormLinear", "CudaNormLinearRelu", "CudaNormLinearGelu"};
+constexpr const char *RMS_NORM_LINEARS[] = {"CudaRmsNormLinear", "CudaRmsNormLinearRelu", "CudaRmsNormLinearGelu"};
+
+// Inputs: x (B, I); the residual (B, I); the map's weights (I, O); the norm's scale (I,), and its shift, which an RMS norm
+// lacks; a bias of x (I,), and one of the map (O,), both optional. Outputs: the map of the norm (B, O); the norm (B, I); and
+// what it is of, the sum of x, its bias, and the residual.
+template <int TYPE, int ACTIVATION, bool IS_RMS> struct CudaNormLinear {
+  static constexpr const char *NAME = (IS_RMS ? RMS_NORM_LINEARS : NORM_LINEARS)[ACTIVATION];
+  static constexpr int INPUTS[] = {TYPE, TYPE, TYPE, TYPE, TYPE, TYPE, TYPE}, OUTPUTS[] = {TYPE, TYPE, TYPE};
+  static constexpr size_t NUM_REQUIRED = 4;
+  // Blocks that compute 8 rows each read all weights; beyond 2 of them cuBLAS is faster. The inputs fit the memory of a block.
+  static constexpr int ROWS = 8, COLUMNS = 32, MOST_ROWS = 16, MOST_INPUTS = 2048;
+  Kernel norm_linear{"norm_linear", TYPE}, norm{"norm", TYPE}, finish{"finish", TYPE};
+  float epsilon = 0;
+
+  explicit CudaNormLinear(const void *info) { check(call<85>(info, "epsilon", &epsilon)); }
+
+  void operator()(void *context) const {
+    const auto x = input<uint16_t>(context, 0), residual = input<uint16_t>(context, 1), weights = input<uint16_t>(context, 2);
+    const auto scale = input<uint16_t>(context, 3);
+    require(x.num_axes == 2 && weights.num_axes == 2, "x and the weights must have 2 axes");
+    const int64_t B = x.shape[0], I = x.shape[1], O = weights.shape[1];
+    require(I % 8 == 0 && O % 8 == 0, "the widths must be multiples of 8");
+    require(residual.has_shape(B, I) && weights.shape[0] == I && scale.has_shape(I), "the inputs differ in width");
+    const auto optional = [&](size_t index, int64_t width) -> const void * {
+      if (!has_input(context, index)) return nullptr;
+      const auto given = input<uint16_t>(context, index);
+      require(given.has_shape(width), "the inputs differ in width");
+      return given.data;
+    };
+    NormLinearWork work{};
+    work.x = x.data, work.residual = residual.data, work.weights = weights.data, work.scale = scale.data;
+    work.shift = optional(4, I), work.x_bias = optional(5, I), work.bias = optional(6, O);
+    require(!work.shift == IS_RMS, "a layer norm must have a shift, and an RMS norm none");
+    work.outputs = output<uint16_t>(context, 0, {B, O}), work.normalized = output<uint16_t>(context, 1, {B, I});
+    work.totals = output<uint16_t>(context, 2, {B, I});
+    work.num_rows = B, work.num_inputs = I, work.num_outputs = O, work.activation = ACTIVATION, work.epsilon = epsilon;
+    require(B == 0 || (work.normalized && work.totals), "the norm and the sum must be outputs");
+    if (B == 0) return;
+    if (B <= MOST_ROWS && I <= MOST_INPUTS) {
+      constexpr int NUM_THREADS = ROWS * COLUMNS, NUM_WARPS = NUM_THREADS / 32;
+      const size_t shared_bytes = NUM_WARPS * ROWS * COLUMNS * sizeof(float) + ROWS * I * sizeof(uint16_t);
+      norm_linear.launch(context, work, (O + COLUMNS - 1) / COLUMNS, (B + ROWS - 1) / ROWS, NUM_THREADS, shared_bytes);
+      return;
+    }
+    norm.launch(context, work, (B + 3) / 4, 1, 4 * 32, 0);
+    Blas::multiply(context, TYPE, work.normalized, work.weights, work.outputs, B, I, O);
+    if (work.bias || ACTIVATION) finish.launch(context, work, (O + 255) / 256, B, 256, 0);
+  }
+};
+
 constexpr int MOST_PARTS = 256, MOST_RANK = 4096; // the arguments and the shared memory of a kernel are limited
 constexpr int HOST = -2; // the memory of an input
 
@@ -244,18 +332,27 @@ struct MovesWork {
   int32_t moves[MOST_MOVES][4];
 };
 
+template <int TYPE> void describe_all(std::vector<Operator> &operators) {
+  operators.insert(operators.end(), {described<CudaCacheAttention<TYPE>, true>(), described<CudaMemoryAttention<TYPE>, true>(),
+                                     described<CudaNormLinear<TYPE, 0, false>, true>(),
+                                     described<CudaNormLinear<TYPE, 1, false>, true>(),
+                                     described<CudaNormLinear<TYPE, 2, false>, true>(),
+                                     described<CudaNormLinear<TYPE, 0, true>, true>(),
+                                     described<CudaNormLinear<TYPE, 1, true>, true>(),
+                                     described<CudaNormLinear<TYPE, 2, true>, true>(),
+                                     low_rank<TYPE>(), described<MostProbable<TYPE>, true>()});
+}
+
 // The operators, which live as long as the library, because sessions use them.
 struct Domain {
-  const Operator operators[8] = {
-      described<CudaCacheAttention<FLOAT16>, true>(),     described<CudaCacheAttention<BFLOAT16>, true>(),
-      described<CudaMemoryAttention<FLOAT16>, true>(), described<CudaMemoryAttention<BFLOAT16>, true>(),
-      low_rank<FLOAT16>(),                             low_rank<BFLOAT16>(),
-      described<MostProbable<FLOAT16>, true>(),       described<MostProbable<BFLOAT16>, true>()};
+  std::vector<Operator> operators;
   void *domain = nullptr;
   bool is_complete = false;
 
   explicit Domain(void *const *table) {
     api = table;
+    describe_all<FLOAT16>(operators);
+    describe_all<BFLOAT16>(operators);
     Status *problem = call<26>("seq2seq_serve", &domain);
     for (const Operator &each : operators)
       if (!problem) problem = call<27>(domain, &each);

@@ -110,6 +110,20 @@ AddNorm <epsilon> (x, residual, weight, bias) => (total, normalized)
     normalized = LayerNormalization <axis = -1, epsilon: float = @epsilon> (total, weight, bias)
 }}
 """
+# NORM is an operator of ONNX Runtime, whose bias an RMS norm lacks.
+_NORM_LINEAR = """
+<domain: "{domain}", opset_import: ["": {opset}, "com.microsoft": 1]>
+{name} <epsilon> (x, residual, weight, scale, shift, x_bias, bias) => (output, normalized, total)
+{{
+    normalized, , , total = com.microsoft.NORM <epsilon: float = @epsilon> (x, residual, scale, SHIFT x_bias)
+    ACTIVATION
+}}
+"""
+_ACTIVATIONS = {
+    "": "output = Gemm (normalized, weight, bias)",
+    "Relu": "mapped = Gemm (normalized, weight, bias)\n    output = Relu (mapped)",
+    "Gelu": "mapped = Gemm (normalized, weight, bias)\n    output = com.microsoft.Gelu (mapped)",
+}
 # The weights are (O, I), as a table of embeddings that is also the output's matrix.
 _LINEAR = """
 <domain: "{domain}", opset_import: ["": {opset}]>
@@ -470,6 +484,13 @@ def _of_half(text: str) -> str:
     return re.sub("attended = (Squeeze .*)", r"half = \1\n    attended = Cast <to = 1> (half)", text)
 
 
+def _norm_linear(activation: str, *, is_rms: bool) -> str:
+    """The definition of a norm and a map of it."""
+    text = _NORM_LINEAR.replace("ACTIVATION", _ACTIVATIONS[activation])
+    text = text.replace("SHIFT ", "" if is_rms else "shift, ")
+    return text.replace("NORM", "SkipSimplifiedLayerNormalization" if is_rms else "SkipLayerNormalization")
+
+
 _TEXTS = {
     "CacheAttention": _CACHE_ATTENTION,
     "HalfCacheAttention": _of_half(_CACHE_ATTENTION),
@@ -478,6 +499,8 @@ _TEXTS = {
     "HalfMemoryAttention": _of_half(_MEMORY_ATTENTION),
     "CudaMemoryAttention": _CUDA_MEMORY_ATTENTION,
     "SourceAttention": _SOURCE_ATTENTION,
+    **{f"CudaNormLinear{name}": _norm_linear(name, is_rms=False) for name in _ACTIVATIONS},
+    **{f"CudaRmsNormLinear{name}": _norm_linear(name, is_rms=True) for name in _ACTIVATIONS},
     "AddNorm": _ADD_NORM,
     "Linear": _LINEAR,
     "LinearRelu": _LINEAR_RELU,
@@ -516,7 +539,8 @@ def define(model: ir.Model) -> None:
             width = _width(node) if node.op_type in _WITH_WIDTH else 0
             assert widths.setdefault(node.op_type, width) == width
             for output in node.outputs:
-                if not output.uses() and not output.is_graph_output():
+                # The maps of many rows read the norms of CudaNormLinear and the like.
+                if not output.uses() and not output.is_graph_output() and "NormLinear" not in node.op_type:
                     output.name = ""
     for name, width in widths.items():
         function = ir.from_proto(definition(name, model.opset_imports[""], width))

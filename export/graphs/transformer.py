@@ -303,6 +303,8 @@ class OneStepGraph(TransformerGraph):
     that a greedy step is one replayed graph.
     """
 
+    has_few_rows = True
+
     def __init__(
         self,
         model: Transformer,

@@ -3,6 +3,7 @@
 import ctypes
 import shutil
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from seq2seq_serve import kernels
+from tests.kernels.test_operators import FLOAT16, model_of, session_of, values_of
 
 HERE = Path(__file__).parent
 SOURCE = Path(kernels.__file__).parent / "cuda_kernels.cu"
@@ -27,6 +29,20 @@ class Attention(ctypes.Structure):
             for name in ("query_stride", "num_heads", "num_groups", "num_positions", "d_head")
         ),
         *((name, ctypes.c_float) for name in ("scale", "cap")),
+    )
+
+
+class NormLinear(ctypes.Structure):
+    """The argument of the kernels of a norm and a map of it."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("x", "residual", "x_bias", "scale", "shift", "weights", "bias")
+        ),
+        *((name, ctypes.c_void_p) for name in ("totals", "normalized", "outputs")),
+        *((name, ctypes.c_int) for name in ("num_rows", "num_inputs", "num_outputs", "activation")),
+        ("epsilon", ctypes.c_float),
     )
 
 
@@ -130,6 +146,125 @@ def test_attention_is_that_of_float64_up_to_rounding(
         expected = attend(packed[row, : H * K].view(H, K), *live, scale=scale, cap=cap)
         given = outputs[row].view(H, K).double()
         torch.testing.assert_close(given, expected, rtol=0, atol=0.02 if dtype is torch.bfloat16 else 0.003)
+
+
+@dataclass
+class NormCase:
+    """Random inputs of a norm and a map of it, and outputs that are NaN.
+
+    Attributes:
+        activation: As the kernels number it.
+    """
+
+    num_rows: int
+    num_inputs: int
+    num_outputs: int
+    dtype: torch.dtype
+    is_rms: bool = False
+    has_biases: bool = True
+    activation: int = 0
+
+    def __post_init__(self) -> None:
+        chance = torch.Generator().manual_seed(0)
+        B, I, O = self.num_rows, self.num_inputs, self.num_outputs  # noqa: E741
+        random = lambda *shape: torch.randn(*shape, generator=chance).to(self.dtype)  # noqa: E731
+        self.x, self.residual, self.scale = random(B, I) + 1, random(B, I), random(I)
+        self.shift = None if self.is_rms else random(I)
+        self.weights = random(I, O) / I**0.5
+        self.x_bias, self.bias = (random(I), random(O)) if self.has_biases else (None, None)
+        self.totals, self.normalized, self.outputs = (
+            torch.full((B, width), torch.nan, dtype=self.dtype) for width in (I, I, O)
+        )
+
+    def work(self) -> ctypes.c_void_p:
+        tensors = [getattr(self, name) for name, _ in NormLinear._fields_[:10]]
+        pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+        sizes = self.num_rows, self.num_inputs, self.num_outputs
+        return ctypes.byref(NormLinear(*pointers, *sizes, self.activation, 1e-5))
+
+    def expected(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Totals, their norm and its map, in float64 from inputs as they are rounded before each."""
+        nothing = torch.zeros(1)
+        total = self.x.double() + self.residual.double()
+        total += (nothing if self.x_bias is None else self.x_bias).double()
+        rounded, width = total.to(self.dtype).double(), (self.num_inputs,)
+        if self.shift is None:
+            normalized = torch.nn.functional.rms_norm(rounded, width, self.scale.double(), 1e-5)
+        else:
+            both = self.scale.double(), self.shift.double()
+            normalized = torch.nn.functional.layer_norm(rounded, width, *both, 1e-5)
+        return total, normalized, self.mapped(normalized.to(self.dtype).double() @ self.weights.double())
+
+    def mapped(self, products: torch.Tensor) -> torch.Tensor:
+        """Outputs, of products without the bias."""
+        activations = lambda x: x, torch.relu, torch.nn.functional.gelu
+        return activations[self.activation](products + (0 if self.bias is None else self.bias.double()))
+
+    def compare(self, *pairs: tuple[torch.Tensor, torch.Tensor], num_roundings: int = 1) -> None:
+        tolerance = num_roundings * (2.0**-8 if self.dtype is torch.bfloat16 else 2.0**-11)
+        for found, expected in pairs:
+            torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=2 * tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("sizes", "options"),
+    [
+        ((11, 512, 72), {"activation": 1}),
+        ((1, 264, 32), {"has_biases": False}),
+        ((8, 520, 40), {"activation": 2}),
+        ((3, 128, 32), {"is_rms": True, "activation": 1}),
+        ((2, 136, 64), {"is_rms": True, "has_biases": False}),
+    ],
+)
+def test_a_norm_and_a_map_of_it_are_those_of_float64_up_to_rounding(host, sizes, options, dtype):
+    case = NormCase(*sizes, dtype, **options)
+    host.run_norm_linear(case.work(), dtype is torch.bfloat16)
+    total, normalized, outputs = case.expected()
+    case.compare((case.totals, total), (case.normalized, normalized), (case.outputs, outputs))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("CudaNormLinear", {}),
+        ("CudaNormLinearGelu", {"has_biases": False, "activation": 2}),
+        ("CudaRmsNormLinearRelu", {"is_rms": True, "activation": 1}),
+    ],
+)
+def test_the_definition_of_a_norm_and_a_map_of_it_is_the_same(name, options):
+    case = NormCase(3, 128, 32, torch.float16, **options)
+    names = ("x", "residual", "weights", "scale", "shift", "x_bias", "bias")
+    given = {name: tensor for name in names if (tensor := getattr(case, name)) is not None}
+    values = values_of(dict.fromkeys(given, FLOAT16), [tensor.shape for tensor in given.values()])
+    inputs = dict(zip(given, values, strict=True))
+    outputs = dict.fromkeys(("output", "normalized", "total"), FLOAT16)
+    model = model_of(name, [inputs.get(name) for name in names], {"epsilon": 1e-5}, outputs)
+    found = session_of(model, has_kernels=False).run(None, {n: t.numpy() for n, t in given.items()})
+    # ONNX Runtime also rounds between the steps of a sum, a norm, and an end of a map.
+    case.compare(*zip(map(torch.from_numpy, found), reversed(case.expected()), strict=True), num_roundings=4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_has_the_same_map_of_its_norm_beside_any_others(host, dtype):
+    together, alone = NormCase(9, 256, 32, dtype), NormCase(9, 256, 32, dtype)
+    host.run_norm_linear(together.work(), dtype is torch.bfloat16)
+    alone.x, alone.residual, alone.num_rows = together.x[5:6], together.residual[5:6], 1
+    host.run_norm_linear(alone.work(), dtype is torch.bfloat16)
+    assert torch.equal(together.outputs[5], alone.outputs[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("is_rms", "activation"), [(False, 0), (True, 1), (False, 2)])
+def test_norms_of_many_rows_and_ends_of_their_maps_are_those_of_float64(host, is_rms, activation, dtype):
+    case = NormCase(5, 264, 300, dtype, is_rms=is_rms, activation=activation)
+    host.run_norm(case.work(), dtype is torch.bfloat16)
+    products = torch.randn(5, 300, generator=torch.Generator().manual_seed(1)).to(dtype)
+    case.outputs[:] = products
+    host.run_finish(case.work(), dtype is torch.bfloat16)
+    total, normalized, _ = case.expected()
+    finished = case.mapped(products.double())
+    case.compare((case.totals, total), (case.normalized, normalized), (case.outputs, finished))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
