@@ -63,6 +63,12 @@ template <class T, class Several> __device__ void unpack(const Several &from, fl
   for (int i = 0; i < static_cast<int>(sizeof from / 4); i++) T::unpack(from.pairs[i], to[2 * i], to[2 * i + 1]);
 }
 
+template <class T> __device__ float number(unsigned short bits) {
+  float low, high;
+  T::unpack(bits, low, high);
+  return low;
+}
+
 template <class T> __device__ Eight packed(const float *from) {
   Eight eight;
   for (int i = 0; i < 4; i++) eight.pairs[i] = T::pack(from[2 * i]) | static_cast<unsigned>(T::pack(from[2 * i + 1])) << 16;
@@ -115,6 +121,7 @@ struct Softmax {
 // keys        (rows, G, C, K), and so are the values
 // last        each row's last position
 // outputs     (rows, H * K)
+// bias        null, or (H, D): added to the scores by the distance of a position from the last one, D - 1 at most
 // scale       of the scores, times log2(e)
 // cap         0, or c: scores become c tanh(score / c), before that factor
 struct Attention {
@@ -122,7 +129,8 @@ struct Attention {
   unsigned short *keys, *values;
   const int *last;
   unsigned short *outputs;
-  int query_stride, num_heads, num_groups, num_positions, d_head;
+  const unsigned short *bias;
+  int query_stride, num_heads, num_groups, num_positions, d_head, num_distances;
   float scale, cap;
 };
 
@@ -164,6 +172,11 @@ template <class T> __device__ void attend(const Attention &work) {
       next_key = keys[static_cast<Index>(next) * lanes];
       next_value = values[static_cast<Index>(next) * lanes];
     }
+    float bias = 0;
+    if (work.bias && position <= last) {
+      const int distance = last - position < work.num_distances ? last - position : work.num_distances - 1;
+      bias = LOG2_E * number<T>(work.bias[head * work.num_distances + distance]);
+    }
     if (work.added && position == last) key = added_key, value = added_value;
     float numbers[8], score = 0;
     unpack<T>(key, numbers);
@@ -171,6 +184,7 @@ template <class T> __device__ void attend(const Attention &work) {
     for (int distance = lanes / 2; distance; distance /= 2) score += __shfl_xor_sync(0xffffffffu, score, distance);
     score *= work.scale;
     if (work.cap != 0) score = work.cap * LOG2_E * tanhf(score / (work.cap * LOG2_E));
+    score += bias;
     unpack<T>(value, numbers);
     if (position < count) softmax.add(score, numbers);
     key = next_key, value = next_value;
@@ -257,12 +271,6 @@ template <class T> __device__ void normalize(const NormLinear &work, int row, un
     write(to, i, norm);
     if (keeps) write(work.normalized, begin + i, norm);
   }
-}
-
-template <class T> __device__ float number(unsigned short bits) {
-  float low, high;
-  T::unpack(bits, low, high);
-  return low;
 }
 
 template <class T> __device__ unsigned short finished(const NormLinear &work, float output, int column) {

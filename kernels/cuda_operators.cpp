@@ -1,6 +1,7 @@
 // Operators for ONNX Runtime on CUDA, which launch the kernels of cuda_kernels.cu through the driver.
 //
 //   CudaCacheAttention   appends one position to each row's cache, and attends to the cache
+//   CudaBiasedCacheAttention  the same with a bias of the scores by distance
 //   CudaMemoryAttention  attends from one position per row to the row's own memory
 //   CudaNormLinear       computes the norm of a sum, and a map of it; also CudaRmsNormLinear, CudaNormLinearRelu, ...
 //   CudaLowRank          adds the low-rank terms of adapters to the outputs of a map
@@ -105,7 +106,8 @@ struct AttentionWork {
   void *keys, *values;
   const int32_t *last;
   void *outputs;
-  int query_stride, num_heads, num_groups, num_positions, d_head;
+  const void *bias;
+  int query_stride, num_heads, num_groups, num_positions, d_head, num_distances;
   float scale, cap;
 };
 
@@ -114,7 +116,7 @@ template <int TYPE> struct Attention : Heads {
   using Heads::Heads;
 
   // Runs the kernel; the inputs from `first` on are keys and values (B, G, C, K) and the rows' last positions (B,).
-  void run(void *context, size_t first, bool appends) const {
+  void run(void *context, size_t first, bool appends, const Tensor<uint16_t> &bias = {}) const {
     const auto queries = input<uint16_t>(context, 0), keys = input<uint16_t>(context, first);
     const auto values = input<uint16_t>(context, first + 1);
     const auto last = input<int32_t>(context, first + 2);
@@ -131,6 +133,10 @@ template <int TYPE> struct Attention : Heads {
     require(B == 0 || (work.keys == keys.data && work.values == values.data), "keys and values must be bound in place");
     work.query_stride = queries.shape[1], work.num_heads = H, work.num_groups = G, work.num_positions = C, work.d_head = K;
     work.scale = scale * LOG2_E, work.cap = cap;
+    if (bias.data) {
+      require(bias.num_axes == 2 && bias.shape[0] == H && bias.shape[1] > 0, "the bias must have a row for each head");
+      work.bias = bias.data, work.num_distances = bias.shape[1];
+    }
     // A team of K / 8 threads reads 32 positions of a row that is full. On an H100 with C = 256 and 20 live positions, 64
     // threads take 2.6 us for 1 row and 7.4 for 256; 128 take 2.6 and 9.2. The number of threads decides how sums are
     // rounded, so it does not depend on the number of rows.
@@ -149,6 +155,16 @@ template <int TYPE> struct CudaCacheAttention : Attention<TYPE> {
   using Attention<TYPE>::Attention;
 
   void operator()(void *context) const { this->run(context, 1, true); }
+};
+
+// Inputs as those of CudaCacheAttention, with a bias (H, D) before C: it is added to the scores by the distance of a position
+// from the last one, the last column beyond its end.
+template <int TYPE> struct CudaBiasedCacheAttention : Attention<TYPE> {
+  static constexpr const char *NAME = "CudaBiasedCacheAttention";
+  static constexpr int INPUTS[] = {TYPE, TYPE, TYPE, INT32, TYPE, INT32}, OUTPUTS[] = {TYPE, TYPE, TYPE};
+  using Attention<TYPE>::Attention;
+
+  void operator()(void *context) const { this->run(context, 1, true, input<uint16_t>(context, 4)); }
 };
 
 // Inputs: queries (B, HK); the key and value of each row's last position (B, 1, GK), which only the definition reads; the
@@ -334,6 +350,7 @@ struct MovesWork {
 
 template <int TYPE> void describe_all(std::vector<Operator> &operators) {
   operators.insert(operators.end(), {described<CudaCacheAttention<TYPE>, true>(), described<CudaMemoryAttention<TYPE>, true>(),
+                                     described<CudaBiasedCacheAttention<TYPE>, true>(),
                                      described<CudaNormLinear<TYPE, 0, false>, true>(),
                                      described<CudaNormLinear<TYPE, 1, false>, true>(),
                                      described<CudaNormLinear<TYPE, 2, false>, true>(),

@@ -290,8 +290,12 @@ class DecoderBlock(nn.Module):
         lengths: Tensor,
         owners: Tensor | None,
         capacity: Tensor,
+        bias: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """`attend` of separate positions, without bias and rotation, in the project's own operator."""
+        """`attend` of separate positions, without rotation, in the project's own operator.
+
+        The bias `(H, D)` is by distance.
+        """
         attended, key, value = operators.cache_attention(
             self.query_key_value(x),
             *cache,
@@ -301,6 +305,7 @@ class DecoderBlock(nn.Module):
             num_heads=self.num_heads,
             scale=self.scale,
             cap=self.cap,
+            bias=bias,
         )
         return self.output(attended), key, value
 

@@ -34,6 +34,35 @@ _ATTENTION_OVER_CACHE = """
 _CACHE_ATTENTION = _ATTENTION_OVER_CACHE.replace("OWNERS", "owners,")
 _CUDA_CACHE_ATTENTION = _ATTENTION_OVER_CACHE.replace("OWNERS ", "")
 
+# The bias (H, D) is by distance from the last position, up to `max_distance`, which is D - 1.
+_CUDA_BIASED_CACHE_ATTENTION = """
+<domain: "{domain}", opset_import: ["": {opset}, "com.microsoft": 1]>
+CudaBiasedCacheAttention <num_heads, kv_num_heads, scale, softcap, max_distance>
+    (packed, past_key, past_value, last_positions, bias, capacity) => (attended, key, value)
+{{
+    position = Constant <value_ints = [1]> ()
+    row = Unsqueeze (packed, position)
+    zero = Constant <value_int = 0> ()
+    one = Constant <value_int = 1> ()
+    farthest = Constant <value_int: int = @max_distance> ()
+    num_slots = Shape <start = 2, end = 3> (past_key)
+    num_positions = Squeeze (num_slots)
+    slots = Range (zero, num_positions, one)
+    last = Cast <to = 7> (last_positions)
+    last_of_row = Unsqueeze (last, position)
+    behind = Sub (last_of_row, slots)
+    distances = Clip (behind, zero, farthest)
+    by_head = Gather <axis = 1> (bias, distances)
+    by_row = Transpose <perm = [1, 0, 2]> (by_head)
+    query_axis = Constant <value_ints = [2]> ()
+    added = Unsqueeze (by_row, query_axis)
+    output, key, value = com.microsoft.GroupQueryAttention <num_heads: int = @num_heads,
+        kv_num_heads: int = @kv_num_heads, scale: float = @scale, softcap: float = @softcap>
+        (row, , , past_key, past_value, last_positions, capacity, , , , added)
+    attended = Squeeze (output, position)
+}}
+"""
+
 # With keys and values of no positions the operator only reads the memory. Each row reads its own copy of it,
 # so `owners` is not used.
 _MEMORY_ATTENTION = """
@@ -495,6 +524,7 @@ _TEXTS = {
     "CacheAttention": _CACHE_ATTENTION,
     "HalfCacheAttention": _of_half(_CACHE_ATTENTION),
     "CudaCacheAttention": _CUDA_CACHE_ATTENTION,
+    "CudaBiasedCacheAttention": _CUDA_BIASED_CACHE_ATTENTION,
     "MemoryAttention": _MEMORY_ATTENTION,
     "HalfMemoryAttention": _of_half(_MEMORY_ATTENTION),
     "CudaMemoryAttention": _CUDA_MEMORY_ATTENTION,

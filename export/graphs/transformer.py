@@ -57,6 +57,7 @@ class TransformerGraph(Graph):
 
     Attributes:
         has_own_operators: Whether a step's self-attention is in the project's own operators.
+        distance_bias: The bias `(H, D)` of a step's self-attention by distance, if such an operator adds it.
         cache_dtype: The type of the cache.
         memory_dtype: The type of the memory.
     """
@@ -71,6 +72,7 @@ class TransformerGraph(Graph):
         self.positions = _constant(stack.positions)
         bias = stack.relative_bias
         self.relative_bias = None if bias is None else _constant(bias.table())
+        self.distance_bias: nn.Parameter | None = None
         self.zero_position_id, self.unscaled_id = config.zero_position_id, config.unscaled_id
         self.unscaled = None if stack.unscaled is None else _constant(stack.unscaled * scale)
         self.kinds = config.layer_kinds
@@ -83,7 +85,9 @@ class TransformerGraph(Graph):
             )
         decoder = model.decoder.config
         is_merged = model.architecture.is_merged
-        self.has_own_operators = not is_merged and _takes_own_operators(model.decoder)
+        self.has_own_operators = (
+            not is_merged and _is_plain(model.decoder) and model.decoder.relative_bias is None
+        )
         self.cache_dtype = linear.cache_dtype if self.has_own_operators else linear.dtype
         self.memory_dtype = linear.dtype if is_merged else linear.cache_dtype
         self.num_layers = decoder.num_layers
@@ -373,7 +377,7 @@ class StepGraph(OneStepGraph):
             buffers, rotation = (cache[2 * layer], cache[2 * layer + 1]), self.rotation(layer)
             if self.has_own_operators:
                 output, key, value = block.attend_once(
-                    hidden, buffers, cache_lengths, cache_rows, cache_capacity
+                    hidden, buffers, cache_lengths, cache_rows, cache_capacity, self.distance_bias
                 )
             else:
                 output, key, value = block.attend(
@@ -474,7 +478,12 @@ class SeparateStepGraph(StepGraph):
         suppressed_token_ids: Sequence[int] = (),
     ) -> None:
         super().__init__(model, linear, decoder, suppressed_token_ids)
-        self.has_own_operators &= operators.takes_on_cuda(self.d_head)
+        has_operators = operators.takes_on_cuda(self.d_head)
+        if self.relative_bias is not None and has_operators and _is_plain(model.decoder):
+            by_distance = self.relative_bias[len(self.relative_bias) // 2 :].t()  # (H, D)
+            self.distance_bias, self.relative_bias = _constant(by_distance.contiguous()), None
+            self.has_own_operators = True
+        self.has_own_operators &= has_operators
         cache, memory = self._cache_specs(), self._memory_specs()
         self.inputs = (
             *self.columns,
@@ -652,11 +661,9 @@ class _Rotation(nn.Module):
         return self.cosines, self.sines
 
 
-def _takes_own_operators(decoder: Stack) -> bool:
-    """Whether the project's operators can compute the self-attention: without bias, rotation, window."""
-    kinds = decoder.config.layer_kinds
-    is_plain = all(kind.rotary is None and kind.window is None for kind in kinds)
-    return is_plain and decoder.relative_bias is None
+def _is_plain(decoder: Stack) -> bool:
+    """Whether the project's operators can compute the self-attention: without rotation and window."""
+    return all(kind.rotary is None and kind.window is None for kind in decoder.config.layer_kinds)
 
 
 def _residual_scale(stack: StackConfig, linear: LinearFactory) -> float:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from seq2seq_serve import kernels
-from tests.kernels.test_operators import FLOAT16, model_of, session_of, values_of
+from tests.kernels.test_operators import FLOAT16, INT32, model_of, session_of, values_of
 
 HERE = Path(__file__).parent
 SOURCE = Path(kernels.__file__).parent / "cuda_kernels.cu"
@@ -23,10 +23,20 @@ class Attention(ctypes.Structure):
     """The argument of the kernel."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("queries", "added", "keys", "values", "last", "outputs")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("queries", "added", "keys", "values", "last", "outputs", "bias")
+        ),
         *(
             (name, ctypes.c_int)
-            for name in ("query_stride", "num_heads", "num_groups", "num_positions", "d_head")
+            for name in (
+                "query_stride",
+                "num_heads",
+                "num_groups",
+                "num_positions",
+                "d_head",
+                "num_distances",
+            )
         ),
         *((name, ctypes.c_float) for name in ("scale", "cap")),
     )
@@ -90,27 +100,31 @@ def host(tmp_path_factory) -> ctypes.CDLL:
     return ctypes.CDLL(str(path))
 
 
-def attend(query, keys, values, *, scale, cap):
+def attend(query, keys, values, *, scale, cap, bias=None):
     """Attention of each head `(H, K)` over positions `(H, n, K)`, in float64."""
     scores = torch.einsum("hk,hnk->hn", query.double(), keys.double()) * scale
     if cap:
         scores = cap * torch.tanh(scores / cap)
+    if bias is not None:
+        distances = torch.arange(scores.shape[1]).flip(0).clamp(max=bias.shape[1] - 1)
+        scores += bias[:, distances].double()
     return torch.einsum("hn,hnk->hk", scores.softmax(-1), values.double())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("d_head", "num_heads", "num_groups", "num_threads", "cap", "appends"),
+    ("d_head", "num_heads", "num_groups", "num_threads", "cap", "appends", "num_distances"),
     [
-        (64, 2, 2, 128, 0.0, True),
-        (64, 2, 2, 256, 0.0, False),
-        (8, 2, 1, 64, 3.0, True),
-        (128, 4, 2, 128, 0.0, True),
-        (256, 1, 1, 128, 0.0, False),
+        (64, 2, 2, 128, 0.0, True, 0),
+        (64, 2, 2, 256, 0.0, False, 0),
+        (8, 2, 1, 64, 3.0, True, 0),
+        (128, 4, 2, 128, 0.0, True, 19),
+        (64, 2, 2, 64, 0.0, True, 60),
+        (256, 1, 1, 128, 0.0, False, 0),
     ],
 )
 def test_attention_is_that_of_float64_up_to_rounding(
-    host, d_head, num_heads, num_groups, num_threads, cap, appends, dtype
+    host, d_head, num_heads, num_groups, num_threads, cap, appends, num_distances, dtype
 ):
     chance = torch.Generator().manual_seed(0)
     B, H, G, C, K = 3, num_heads, num_groups, 37, d_head
@@ -121,6 +135,7 @@ def test_attention_is_that_of_float64_up_to_rounding(
     last = torch.tensor([0, 17, 36], dtype=torch.int32)
     outputs = torch.full((B, H * K), torch.nan, dtype=dtype)
     scale = K**-0.5
+    bias = random(H, num_distances) if num_distances else None
     work = Attention(
         packed.data_ptr(),
         packed.data_ptr() + 2 * H * K if appends else None,
@@ -128,11 +143,13 @@ def test_attention_is_that_of_float64_up_to_rounding(
         values.data_ptr(),
         last.data_ptr(),
         outputs.data_ptr(),
+        None if bias is None else bias.data_ptr(),
         packed.shape[1],
         H,
         G,
         C,
         K,
+        num_distances,
         scale * LOG2_E,
         cap,
     )
@@ -143,9 +160,41 @@ def test_attention_is_that_of_float64_up_to_rounding(
                 old[row, :, position] = packed[row, first * K : (first + G) * K].view(G, K)
             assert torch.equal(buffer[row], old[row]), "another position was written"
         live = [one[row, :, : position + 1].repeat_interleave(H // G, dim=0) for one in (keys, values)]
-        expected = attend(packed[row, : H * K].view(H, K), *live, scale=scale, cap=cap)
+        expected = attend(packed[row, : H * K].view(H, K), *live, scale=scale, cap=cap, bias=bias)
         given = outputs[row].view(H, K).double()
         torch.testing.assert_close(given, expected, rtol=0, atol=0.02 if dtype is torch.bfloat16 else 0.003)
+
+
+def test_the_definition_of_attention_with_a_bias_is_the_same():
+    chance = torch.Generator().manual_seed(0)
+    B, H, G, C, K, D = 2, 4, 2, 24, 16, 9
+    shapes = {
+        "packed": (B, (H + 2 * G) * K),
+        "past_key": (B, G, C, K),
+        "past_value": (B, G, C, K),
+        "bias": (H, D),
+    }
+    given = {name: torch.randn(*shape, generator=chance).half() for name, shape in shapes.items()}
+    last = torch.tensor([3, 20], dtype=torch.int32)
+    feeds = {name: tensor.numpy() for name, tensor in given.items()}
+    feeds |= {"last_positions": last.numpy(), "capacity": np.array(C, np.int32)}
+    order = ("packed", "past_key", "past_value", "last_positions", "bias", "capacity")
+    types = {name: FLOAT16 if name in given else INT32 for name in order}
+    inputs = values_of(types, [feeds[name].shape for name in order])
+    attributes = {"num_heads": H, "kv_num_heads": G, "scale": 0.5, "softcap": 0.0, "max_distance": D - 1}
+    outputs = dict.fromkeys(("attended", "key", "value"), FLOAT16)
+    model = model_of("CudaBiasedCacheAttention", inputs, attributes, outputs)
+    attended, *written = session_of(model, has_kernels=False).run(None, feeds)
+    for row, position in enumerate(last.tolist()):
+        query, *new = given["packed"][row].view(-1, K).split([H, G, G])
+        for buffer, rows in zip(written, new, strict=True):
+            assert np.array_equal(buffer[row, :, position], rows)
+        live = [
+            torch.from_numpy(buffer[row, :, : position + 1]).repeat_interleave(H // G, 0)
+            for buffer in written
+        ]
+        expected = attend(query, *live, scale=0.5, cap=0, bias=given["bias"])
+        np.testing.assert_allclose(attended[row].reshape(H, K), expected, atol=0.003)
 
 
 @dataclass
