@@ -4,6 +4,8 @@
 // header of CUDA, so that tests also compile it for the host, where threads take the place of CUDA's.
 //
 //   attention      attends to the first positions of each row of a buffer, and may append one position to them before
+//   embedding      adds the embeddings of tokens and of the positions after given ones
+//   gated          multiplies one half of each row by the activation of the other
 //   norm_linear    adds a residual, and computes the norm of the sum and a map of it, for a few rows
 //   norm, finish   the same before and after a map of many rows, which cuBLAS computes
 //   low_rank       adds the low-rank terms of adapters to outputs of a map
@@ -211,7 +213,67 @@ template <class T> __device__ void attend(const Attention &work) {
 }
 
 constexpr int ROWS = 8, COLUMNS = 32, LOADS = 4; // of a block; a thread reads the weights of 8 outputs at once
-constexpr int RELU = 1, GELU = 2;
+
+// Adds the embeddings of tokens and of positions, which come after those before. A block computes a row.
+//
+// ids        (rows,); a token or a position without an embedding has that of zeros
+// previous   (rows,), and so are `lengths`, the numbers that follow; they may be the same memory
+// table      (V, D), and `positions` (C, D); D is a multiple of 8
+// outputs    (rows, D)
+struct Embedding {
+  const Index *ids;
+  const int *previous;
+  const unsigned short *table, *positions;
+  unsigned short *outputs;
+  int *lengths;
+  int vocab_size, num_positions, width;
+};
+
+template <class T> __device__ void embed(const Embedding &work) {
+  const int row = blockIdx.x, length = work.previous[row] + 1, D = work.width;
+  const Index id = work.ids[row];
+  SYNC;
+  if (threadIdx.x == 0) work.lengths[row] = length;
+  const bool has_token = id >= 0 && id < work.vocab_size, has_position = length >= 0 && length < work.num_positions;
+  for (int i = 8 * threadIdx.x; i < D; i += 8 * blockDim.x) {
+    float token[8] = {}, position[8] = {};
+    if (has_token) unpack<T>(*reinterpret_cast<const Eight *>(work.table + id * D + i), token);
+    if (has_position) unpack<T>(*reinterpret_cast<const Eight *>(work.positions + static_cast<Index>(length) * D + i), position);
+    for (int j = 0; j < 8; j++) token[j] += position[j];
+    *reinterpret_cast<Eight *>(work.outputs + static_cast<Index>(row) * D + i) = packed<T>(token);
+  }
+}
+
+constexpr int RELU = 1, GELU = 2, FAST_GELU = 3, SILU = 4;
+
+__device__ inline float activated(float x, int activation) {
+  if (activation == RELU) return x < 0 ? 0.0f : x;
+  if (activation == GELU) return x * (0.5f + 0.5f * erff(x * 0.70710678f));
+  if (activation == FAST_GELU) return x * (0.5f + 0.5f * tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
+  if (activation == SILU) return x / (1 + exp2f(-1.44269504f * x));
+  return x;
+}
+
+// x        (rows, 2 F); F is a multiple of 8
+// outputs  (rows, F): the activation of the first half times the other
+struct Gated {
+  const unsigned short *x;
+  unsigned short *outputs;
+  int width, activation;
+};
+
+// A block computes a part (y) of a row (x).
+template <class T> __device__ void gate(const Gated &work) {
+  const int F = work.width, i = 8 * (blockIdx.y * blockDim.x + threadIdx.x);
+  const Index row = blockIdx.x;
+  if (i >= F) return;
+  const Eight *given = reinterpret_cast<const Eight *>(work.x + row * 2 * F + i);
+  float gates[8], numbers[8];
+  unpack<T>(given[0], gates);
+  unpack<T>(given[F / 8], numbers);
+  for (int j = 0; j < 8; j++) numbers[j] *= activated(gates[j], work.activation);
+  *reinterpret_cast<Eight *>(work.outputs + row * F + i) = packed<T>(numbers);
+}
 
 // A norm and a map of it. The widths are multiples of 8.
 //
@@ -275,9 +337,7 @@ template <class T> __device__ void normalize(const NormLinear &work, int row, un
 
 template <class T> __device__ unsigned short finished(const NormLinear &work, float output, int column) {
   if (work.bias) output += number<T>(work.bias[column]);
-  if (work.activation == RELU) output = output < 0 ? 0.0f : output;
-  if (work.activation == GELU) output *= 0.5f + 0.5f * erff(output * 0.70710678f);
-  return T::pack(output);
+  return T::pack(activated(output, work.activation));
 }
 
 // Adds half of the sums, 2 COUNT, to those of another thread, and the other thread's other half to the rest, which stays.
@@ -518,6 +578,10 @@ __device__ void carry_out(const Moves &work) {
 extern "C" __global__ void __launch_bounds__(1024) move(Moves work) { carry_out(work); }
 extern "C" __global__ void __launch_bounds__(1024) attention_float16(Attention work) { attend<Float16>(work); }
 extern "C" __global__ void __launch_bounds__(1024) attention_bfloat16(Attention work) { attend<BFloat16>(work); }
+extern "C" __global__ void __launch_bounds__(256) embedding_float16(Embedding work) { embed<Float16>(work); }
+extern "C" __global__ void __launch_bounds__(256) embedding_bfloat16(Embedding work) { embed<BFloat16>(work); }
+extern "C" __global__ void __launch_bounds__(256) gated_float16(Gated work) { gate<Float16>(work); }
+extern "C" __global__ void __launch_bounds__(256) gated_bfloat16(Gated work) { gate<BFloat16>(work); }
 extern "C" __global__ void __launch_bounds__(256) norm_linear_float16(NormLinear work) { map_norm<Float16>(work); }
 extern "C" __global__ void __launch_bounds__(256) norm_linear_bfloat16(NormLinear work) { map_norm<BFloat16>(work); }
 extern "C" __global__ void __launch_bounds__(256) norm_float16(NormLinear work) { normalize_rows<Float16>(work); }

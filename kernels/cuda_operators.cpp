@@ -3,6 +3,8 @@
 //   CudaCacheAttention   appends one position to each row's cache, and attends to the cache
 //   CudaBiasedCacheAttention  the same with a bias of the scores by distance
 //   CudaMemoryAttention  attends from one position per row to the row's own memory
+//   CudaEmbedding        adds the embeddings of tokens and of the positions after given ones
+//   CudaGatedRelu        multiplies one half of each row by the activation of the other; also CudaGatedGelu, ...
 //   CudaNormLinear       computes the norm of a sum, and a map of it; also CudaRmsNormLinear, CudaNormLinearRelu, ...
 //   CudaLowRank          adds the low-rank terms of adapters to the outputs of a map
 //   MostProbable         converts scores to float32 logits, and finds the most probable token of each row
@@ -205,6 +207,64 @@ struct Blas {
   }
 };
 
+struct EmbeddingWork {
+  const int64_t *ids;
+  const int32_t *previous;
+  const void *table, *positions;
+  void *outputs;
+  int32_t *lengths;
+  int vocab_size, num_positions, width;
+};
+
+// Inputs: token ids (B,); the positions before theirs (B,); tables of tokens (V, D) and of positions (C, D). Outputs: the
+// sums of their embeddings (B, D), and the tokens' positions, which may have the memory of the second input.
+template <int TYPE> struct CudaEmbedding {
+  static constexpr const char *NAME = "CudaEmbedding";
+  static constexpr int INPUTS[] = {INT64, INT32, TYPE, TYPE}, OUTPUTS[] = {TYPE, INT32};
+  Kernel kernel{"embedding", TYPE};
+
+  explicit CudaEmbedding(const void *) {}
+
+  void operator()(void *context) const {
+    const auto ids = input<int64_t>(context, 0);
+    const auto previous = input<int32_t>(context, 1);
+    const auto table = input<uint16_t>(context, 2), positions = input<uint16_t>(context, 3);
+    require(ids.num_axes == 1 && table.num_axes == 2 && positions.num_axes == 2, "ids must have 1 axis, tables 2");
+    const int64_t B = ids.shape[0], V = table.shape[0], D = table.shape[1], C = positions.shape[0];
+    require(previous.has_shape(B) && positions.has_shape(C, D) && D % 8 == 0, "the tables must have one width, a multiple of 8");
+    EmbeddingWork work{ids.data, previous.data, table.data, positions.data, output<uint16_t>(context, 0, {B, D}),
+                       output<int32_t>(context, 1, {B}), static_cast<int>(V), static_cast<int>(C), static_cast<int>(D)};
+    require(B == 0 || (work.outputs && work.lengths), "the outputs must be read");
+    kernel.launch(context, work, B, 1, 64, 0);
+  }
+};
+
+struct GatedWork {
+  const void *x;
+  void *outputs;
+  int width, activation;
+};
+
+// The activations, by their numbers in the kernels.
+constexpr const char *GATED[] = {"", "CudaGatedRelu", "CudaGatedGelu", "CudaGatedFastGelu", "CudaGatedSilu"};
+
+// Input: (B, 2 F). Output: the activation of its first half times the other (B, F).
+template <int TYPE, int ACTIVATION> struct CudaGated {
+  static constexpr const char *NAME = GATED[ACTIVATION];
+  static constexpr int INPUTS[] = {TYPE}, OUTPUTS[] = {TYPE};
+  Kernel kernel{"gated", TYPE};
+
+  explicit CudaGated(const void *) {}
+
+  void operator()(void *context) const {
+    const auto x = input<uint16_t>(context, 0);
+    require(x.num_axes == 2 && x.shape[1] % 16 == 0, "x must have 2 axes, and halves of a multiple of 8");
+    const int64_t B = x.shape[0], F = x.shape[1] / 2;
+    const GatedWork work{x.data, output<uint16_t>(context, 0, {B, F}), static_cast<int>(F), ACTIVATION};
+    kernel.launch(context, work, B, (F + 1023) / 1024, 128, 0);
+  }
+};
+
 // The argument of the kernels; cuda_kernels.cu describes it.
 struct NormLinearWork {
   const void *x, *residual, *x_bias, *scale, *shift, *weights, *bias;
@@ -213,7 +273,6 @@ struct NormLinearWork {
   float epsilon;
 };
 
-// The activations of an operator whose name ends so, by their numbers in the kernels.
 constexpr const char *NORM_LINEARS[] = {"CudaNormLinear", "CudaNormLinearRelu", "CudaNormLinearGelu"};
 constexpr const char *RMS_NORM_LINEARS[] = {"CudaRmsNormLinear", "CudaRmsNormLinearRelu", "CudaRmsNormLinearGelu"};
 
@@ -351,6 +410,9 @@ struct MovesWork {
 template <int TYPE> void describe_all(std::vector<Operator> &operators) {
   operators.insert(operators.end(), {described<CudaCacheAttention<TYPE>, true>(), described<CudaMemoryAttention<TYPE>, true>(),
                                      described<CudaBiasedCacheAttention<TYPE>, true>(),
+                                     described<CudaEmbedding<TYPE>, true>(),
+                                     described<CudaGated<TYPE, 1>, true>(), described<CudaGated<TYPE, 2>, true>(),
+                                     described<CudaGated<TYPE, 3>, true>(), described<CudaGated<TYPE, 4>, true>(),
                                      described<CudaNormLinear<TYPE, 0, false>, true>(),
                                      described<CudaNormLinear<TYPE, 1, false>, true>(),
                                      described<CudaNormLinear<TYPE, 2, false>, true>(),

@@ -139,6 +139,32 @@ AddNorm <epsilon> (x, residual, weight, bias) => (total, normalized)
     normalized = LayerNormalization <axis = -1, epsilon: float = @epsilon> (total, weight, bias)
 }}
 """
+_CUDA_EMBEDDING = """
+<domain: "{domain}", opset_import: ["": {opset}]>
+CudaEmbedding (ids, previous, table, positions) => (embedded, lengths)
+{{
+    one = Constant <value = int32[1] {{1}}> ()
+    lengths = Add (previous, one)
+    tokens = Gather (table, ids)
+    places = Gather (positions, lengths)
+    embedded = Add (tokens, places)
+}}
+"""
+_CUDA_GATED = """
+<domain: "{domain}", opset_import: ["": {opset}, "com.microsoft": 1]>
+{name} (x) => (output)
+{{
+    gate, numbers = Split <axis = 1, num_outputs = 2> (x)
+    active = ACTIVATION (gate)
+    output = Mul (active, numbers)
+}}
+"""
+_GATES = {
+    "Relu": "Relu",
+    "Gelu": "com.microsoft.Gelu",
+    "FastGelu": "com.microsoft.FastGelu",
+    "Silu": "com.microsoft.QuickGelu <alpha = 1.0>",
+}
 # NORM is an operator of ONNX Runtime, whose bias an RMS norm lacks.
 _NORM_LINEAR = """
 <domain: "{domain}", opset_import: ["": {opset}, "com.microsoft": 1]>
@@ -529,6 +555,8 @@ _TEXTS = {
     "HalfMemoryAttention": _of_half(_MEMORY_ATTENTION),
     "CudaMemoryAttention": _CUDA_MEMORY_ATTENTION,
     "SourceAttention": _SOURCE_ATTENTION,
+    "CudaEmbedding": _CUDA_EMBEDDING,
+    **{f"CudaGated{name}": _CUDA_GATED.replace("ACTIVATION", gate) for name, gate in _GATES.items()},
     **{f"CudaNormLinear{name}": _norm_linear(name, is_rms=False) for name in _ACTIVATIONS},
     **{f"CudaRmsNormLinear{name}": _norm_linear(name, is_rms=True) for name in _ACTIVATIONS},
     "AddNorm": _ADD_NORM,

@@ -440,6 +440,41 @@ def embedding(ids: Tensor, table: Tensor) -> Tensor:
     return symbolic(f"{DOMAIN}::Embedding", [ids, table], dtype=table.dtype, shape=shape, version=1)
 
 
+def cuda_embedding(ids: Tensor, previous: Tensor, table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums of embeddings of tokens and positions, and these positions, for CUDA (CudaEmbedding, our own).
+
+    Args:
+        ids: `(B,)`.
+        previous: `(B,)` int32: the position before that of each token.
+        table: `(V, D)`.
+        positions: `(C, D)`.
+    """
+    embedded, lengths = symbolic_multi_out(
+        f"{DOMAIN}::CudaEmbedding",
+        [ids, previous, table, positions],
+        {},
+        dtypes=(table.dtype, previous.dtype),
+        shapes=((ids.shape[0], table.shape[1]), previous.shape),
+        version=1,
+    )
+    return embedded, lengths
+
+
+def cuda_gated(x: Tensor, activation: str) -> Tensor:
+    """The activation of the first half of each row times the other, for CUDA (CudaGatedRelu and so on)."""
+    shape = (x.shape[0], x.shape[1] // 2)
+    name = _GATED[activation]
+    return symbolic(f"{DOMAIN}::{name}", [x], dtype=x.dtype, shape=shape, version=1)
+
+
+_GATED = {
+    "relu": "CudaGatedRelu",
+    "gelu": "CudaGatedGelu",
+    "gelu_tanh": "CudaGatedFastGelu",
+    "silu": "CudaGatedSilu",
+}
+
+
 def quantized_linear(
     x: Tensor,
     weight: Tensor,

@@ -352,23 +352,31 @@ class OneStepGraph(TransformerGraph):
 class StepGraph(OneStepGraph):
     """One target position for all running rows, with the cache in place."""
 
+    def begin(self, token_ids: Tensor, given_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """The first residual `(B, D)`, and the positions in the cache of each row, of the graph's inputs."""
+        table, is_plain = self.embedding.weight, self.zero_position_id is None and self.unscaled_id is None
+        is_one_kernel = self.feeds_itself and is_plain and operators.takes(self.d_model)
+        if is_one_kernel and table is not None and self.positions is not None:
+            x, lengths = operators.cuda_embedding(token_ids, given_lengths, table, self.positions)
+            return self.placed(x, None), lengths
+        lengths, positions = self.lengths(given_lengths), None
+        if self.positions is not None:
+            positions = nn.functional.embedding(lengths, self.positions)
+        return self.embed(token_ids, positions), lengths
+
     def states(
         self,
-        token_ids: Tensor,
+        x: Tensor,
         cache_lengths: Tensor,
         cache_rows: Tensor | None,
         cache_capacity: Tensor,
         cache: Sequence[Tensor],
         attend_memory: Callable[[int, DecoderBlock, Tensor], Tensor],
     ) -> tuple[Tensor, list[Tensor]]:
-        """The decoder's states `(B, D)`, and the new cache.
+        """The decoder's states `(B, D)` of the first residual `(B, D)`, and the new cache.
 
         Cross-attention takes a layer's number, its block, and the input `(B, D)`; it returns `(B, D)`.
         """
-        positions = None
-        if self.positions is not None:
-            positions = nn.functional.embedding(cache_lengths, self.positions)
-        x = self.embed(token_ids, positions)  # (B, D)
         bias = self._bias(cache_lengths[:, None], torch.arange(cache[0].shape[2]))
         norms = iter(self.decoder.norms)
         hidden, residual = self.enter(x, norms)
@@ -454,9 +462,8 @@ class SharingStepGraph(StepGraph):
             pair = memory[2 * layer : 2 * layer + 2]
             return block.attend_memory(x, pair, last_source_positions, owners, memory_capacity)
 
-        hidden, new_cache = self.states(
-            token_ids, cache_lengths, cache_rows, cache_capacity, cache, attend_memory
-        )
+        x, cache_lengths = self.begin(token_ids, cache_lengths)
+        hidden, new_cache = self.states(x, cache_lengths, cache_rows, cache_capacity, cache, attend_memory)
         if self.chooser is None:
             return (*self.answer(hidden, cache_lengths), *new_cache)
         chosen = self.chooser.choose(hidden, self.added, *buffers[-2:])
@@ -504,7 +511,7 @@ class SeparateStepGraph(StepGraph):
         memory_capacity: Tensor,
         *buffers: Tensor,
     ) -> tuple[Tensor, ...]:
-        cache_lengths = self.lengths(cache_lengths)
+        x, cache_lengths = self.begin(token_ids, cache_lengths)
         num_tensors = 2 * self.num_layers
         cache, memory, last = (buffers[i : i + num_tensors] for i in range(0, 3 * num_tensors, num_tensors))
         new_memory: list[Tensor] = []
@@ -517,7 +524,7 @@ class SeparateStepGraph(StepGraph):
             new_memory.extend((key, value))
             return output
 
-        hidden, new_cache = self.states(token_ids, cache_lengths, None, cache_capacity, cache, attend_memory)
+        hidden, new_cache = self.states(x, cache_lengths, None, cache_capacity, cache, attend_memory)
         return (*self.answer(hidden, cache_lengths), *new_cache, *new_memory)
 
 

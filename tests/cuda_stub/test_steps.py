@@ -77,8 +77,8 @@ def test_without_the_projects_own_operators_their_definitions_are_captured(
     assert done.stdout == "captured\n"
     assert done.log.whole.errors == []
     step = done.log["steady_step"]
-    # The choice of a token takes four kernels more; maps are as for many rows.
-    assert step.graph_launches == [step_kernels(num_decoder_layers=2, num_rows=17) + 4]
+    # The choice of a token takes four kernels more, and embeddings three; maps are as for many rows.
+    assert step.graph_launches == [step_kernels(num_decoder_layers=2, num_rows=17) + 7]
     assert step.copies == STEADY_STEP_COPIES
 
 

@@ -66,6 +66,14 @@ extern "C" void run_attention(const Attention *work, int num_rows, int num_threa
   run(*work, is_bfloat16 ? attend<BFloat16> : attend<Float16>, {work->num_heads, num_rows}, num_threads);
 }
 
+extern "C" void run_embedding(const Embedding *work, int num_rows, bool is_bfloat16) {
+  run(*work, is_bfloat16 ? embed<BFloat16> : embed<Float16>, {num_rows, 1}, 64);
+}
+
+extern "C" void run_gated(const Gated *work, int num_rows, bool is_bfloat16) {
+  run(*work, is_bfloat16 ? gate<BFloat16> : gate<Float16>, {num_rows, (work->width + 1023) / 1024}, 128);
+}
+
 extern "C" void run_norm_linear(const NormLinear *work, bool is_bfloat16) {
   const Place grid{(work->num_outputs + COLUMNS - 1) / COLUMNS, (work->num_rows + ROWS - 1) / ROWS};
   run(*work, is_bfloat16 ? map_norm<BFloat16> : map_norm<Float16>, grid, ROWS * COLUMNS);

@@ -4,14 +4,16 @@ import ctypes
 import shutil
 import subprocess
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 
 from seq2seq_serve import kernels
-from tests.kernels.test_operators import FLOAT16, INT32, model_of, session_of, values_of
+from tests.kernels.test_operators import FLOAT16, INT32, INT64, model_of, session_of, values_of
 
 HERE = Path(__file__).parent
 SOURCE = Path(kernels.__file__).parent / "cuda_kernels.cu"
@@ -39,6 +41,27 @@ class Attention(ctypes.Structure):
             )
         ),
         *((name, ctypes.c_float) for name in ("scale", "cap")),
+    )
+
+
+class Embedding(ctypes.Structure):
+    """The argument of the kernel."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("ids", "previous", "table", "positions", "outputs", "lengths")
+        ),
+        *((name, ctypes.c_int) for name in ("vocab_size", "num_positions", "width")),
+    )
+
+
+class Gated(ctypes.Structure):
+    """The argument of the kernel."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "outputs")),
+        *((name, ctypes.c_int) for name in ("width", "activation")),
     )
 
 
@@ -197,6 +220,62 @@ def test_the_definition_of_attention_with_a_bias_is_the_same():
         np.testing.assert_allclose(attended[row].reshape(H, K), expected, atol=0.003)
 
 
+def embeddings(width, dtype):
+    """Ids, the positions before theirs, and tables; the definition cannot take the last two rows."""
+    chance = torch.Generator().manual_seed(0)
+    tables = [torch.randn(size, width, generator=chance).to(dtype) for size in (13, 7)]
+    return torch.tensor([12, 0, 5, 13, -1]), torch.tensor([-1, 5, 2, 6, 0], dtype=torch.int32), *tables
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [8, 520])
+def test_embeddings_are_added_and_lengths_written_in_place(host, width, dtype):
+    ids, lengths, table, positions = embeddings(width, dtype)
+    outputs = torch.full((len(ids), width), torch.nan, dtype=dtype)
+    before = lengths.clone()
+    pointers = (tensor.data_ptr() for tensor in (ids, lengths, table, positions, outputs, lengths))
+    work = Embedding(*pointers, len(table), len(positions), width)
+    host.run_embedding(ctypes.byref(work), len(ids), dtype is torch.bfloat16)
+    assert torch.equal(lengths, before + 1)
+    assert torch.equal(outputs[:3], table[ids[:3]] + positions[lengths[:3]])
+    assert torch.equal(outputs[3], torch.zeros(width, dtype=dtype))
+    assert torch.equal(outputs[4], positions[1])
+
+
+def test_the_definition_of_embeddings_is_the_same():
+    names, width = ("ids", "previous", "table", "positions"), 8
+    ids, lengths, table, positions = embeddings(width, torch.float16)
+    feeds = dict(zip(names, (ids[:3], lengths[:3], table, positions), strict=True))
+    types = dict(zip(names, (INT64, INT32, FLOAT16, FLOAT16), strict=True))
+    inputs = values_of(types, [tensor.shape for tensor in feeds.values()])
+    model = model_of("CudaEmbedding", inputs, {}, {"embedded": FLOAT16, "lengths": INT32})
+    session = session_of(model, has_kernels=False)
+    embedded, following = session.run(None, {name: tensor.numpy() for name, tensor in feeds.items()})
+    assert np.array_equal(following, lengths[:3] + 1)
+    assert np.array_equal(embedded, table[ids[:3]] + positions[following])
+
+
+GATES = {"Relu": torch.relu, "Gelu": F.gelu, "FastGelu": partial(F.gelu, approximate="tanh"), "Silu": F.silu}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [24, 1032])
+@pytest.mark.parametrize("name", GATES)
+def test_gates_are_those_of_float64_up_to_rounding(host, name, width, dtype):
+    x = 3 * torch.randn(3, 2 * width, generator=torch.Generator().manual_seed(0)).to(dtype)
+    outputs = torch.full((3, width), torch.nan, dtype=dtype)
+    work = Gated(x.data_ptr(), outputs.data_ptr(), width, 1 + list(GATES).index(name))
+    host.run_gated(ctypes.byref(work), 3, dtype is torch.bfloat16)
+    gates, numbers = x.double().chunk(2, dim=1)
+    tolerance = 2.0**-8 if dtype is torch.bfloat16 else 2.0**-11
+    torch.testing.assert_close(outputs.double(), GATES[name](gates) * numbers, rtol=tolerance, atol=1e-6)
+    if dtype is torch.float16:
+        inputs = values_of({"x": FLOAT16}, [x.shape])
+        session = session_of(model_of(f"CudaGated{name}", inputs, {}, {"output": FLOAT16}), has_kernels=False)
+        [defined] = session.run(None, {"x": x.numpy()})
+        np.testing.assert_allclose(defined, outputs, rtol=4e-3, atol=1e-3)
+
+
 @dataclass
 class NormCase:
     """Random inputs of a norm and a map of it, and outputs that are NaN.
@@ -238,15 +317,15 @@ class NormCase:
         total += (nothing if self.x_bias is None else self.x_bias).double()
         rounded, width = total.to(self.dtype).double(), (self.num_inputs,)
         if self.shift is None:
-            normalized = torch.nn.functional.rms_norm(rounded, width, self.scale.double(), 1e-5)
+            normalized = F.rms_norm(rounded, width, self.scale.double(), 1e-5)
         else:
             both = self.scale.double(), self.shift.double()
-            normalized = torch.nn.functional.layer_norm(rounded, width, *both, 1e-5)
+            normalized = F.layer_norm(rounded, width, *both, 1e-5)
         return total, normalized, self.mapped(normalized.to(self.dtype).double() @ self.weights.double())
 
     def mapped(self, products: torch.Tensor) -> torch.Tensor:
         """Outputs, of products without the bias."""
-        activations = lambda x: x, torch.relu, torch.nn.functional.gelu
+        activations = lambda x: x, torch.relu, F.gelu
         return activations[self.activation](products + (0 if self.bias is None else self.bias.double()))
 
     def compare(self, *pairs: tuple[torch.Tensor, torch.Tensor], num_roundings: int = 1) -> None:
