@@ -16,6 +16,7 @@ from torch.export import Dim
 from seq2seq_serve.bundle.names import Axis, Verb
 from seq2seq_serve.export.graphs.base import Graph
 from seq2seq_serve.export.graphs.functions import define
+from seq2seq_serve.export.graphs.fusion import fuse_norms
 
 OPSET = 24  # the first with TensorScatter
 WEIGHTS_FILE = "weights.bin"
@@ -83,6 +84,8 @@ def convert(graph: Graph) -> ir.Model:
         if Axis.CANDIDATES in spec.axes:  # torch does not know how many there will be
             value.shape = ir.Shape(spec.axes)
     _strip_traces(program.model)
+    if graph.has_few_rows:
+        fuse_norms(program.model)
     define(program.model)
     return program.model
 

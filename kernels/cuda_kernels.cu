@@ -4,6 +4,10 @@
 // header of CUDA, so that tests also compile it for the host, where threads take the place of CUDA's.
 //
 //   attention      attends to the first positions of each row of a buffer, and may append one position to them before
+//   embedding      adds the embeddings of tokens and of the positions after given ones
+//   gated          multiplies one half of each row by the activation of the other
+//   norm_linear    adds a residual, and computes the norm of the sum and a map of it, for a few rows
+//   norm, finish   the same before and after a map of many rows, which cuBLAS computes
 //   low_rank       adds the low-rank terms of adapters to outputs of a map
 //   most_probable  converts scores to float32 logits, and finds the largest of each row
 //   move           copies positions of rows of several tensors into other rows
@@ -61,6 +65,18 @@ template <class T, class Several> __device__ void unpack(const Several &from, fl
   for (int i = 0; i < static_cast<int>(sizeof from / 4); i++) T::unpack(from.pairs[i], to[2 * i], to[2 * i + 1]);
 }
 
+template <class T> __device__ float number(unsigned short bits) {
+  float low, high;
+  T::unpack(bits, low, high);
+  return low;
+}
+
+template <class T> __device__ Eight packed(const float *from) {
+  Eight eight;
+  for (int i = 0; i < 4; i++) eight.pairs[i] = T::pack(from[2 * i]) | static_cast<unsigned>(T::pack(from[2 * i + 1])) << 16;
+  return eight;
+}
+
 // The softmax of the scores seen so far, of one part of the positions: exp2(score - largest) sums to `total`, and weights
 // the values in `sums`, 8 of the K of a head.
 struct Softmax {
@@ -107,6 +123,7 @@ struct Softmax {
 // keys        (rows, G, C, K), and so are the values
 // last        each row's last position
 // outputs     (rows, H * K)
+// bias        null, or (H, D): added to the scores by the distance of a position from the last one, D - 1 at most
 // scale       of the scores, times log2(e)
 // cap         0, or c: scores become c tanh(score / c), before that factor
 struct Attention {
@@ -114,7 +131,8 @@ struct Attention {
   unsigned short *keys, *values;
   const int *last;
   unsigned short *outputs;
-  int query_stride, num_heads, num_groups, num_positions, d_head;
+  const unsigned short *bias;
+  int query_stride, num_heads, num_groups, num_positions, d_head, num_distances;
   float scale, cap;
 };
 
@@ -156,6 +174,11 @@ template <class T> __device__ void attend(const Attention &work) {
       next_key = keys[static_cast<Index>(next) * lanes];
       next_value = values[static_cast<Index>(next) * lanes];
     }
+    float bias = 0;
+    if (work.bias && position <= last) {
+      const int distance = last - position < work.num_distances ? last - position : work.num_distances - 1;
+      bias = LOG2_E * number<T>(work.bias[head * work.num_distances + distance]);
+    }
     if (work.added && position == last) key = added_key, value = added_value;
     float numbers[8], score = 0;
     unpack<T>(key, numbers);
@@ -163,6 +186,7 @@ template <class T> __device__ void attend(const Attention &work) {
     for (int distance = lanes / 2; distance; distance /= 2) score += __shfl_xor_sync(0xffffffffu, score, distance);
     score *= work.scale;
     if (work.cap != 0) score = work.cap * LOG2_E * tanhf(score / (work.cap * LOG2_E));
+    score += bias;
     unpack<T>(value, numbers);
     if (position < count) softmax.add(score, numbers);
     key = next_key, value = next_value;
@@ -186,6 +210,209 @@ template <class T> __device__ void attend(const Attention &work) {
     }
     work.outputs[(static_cast<Index>(row) * work.num_heads + head) * K + k] = T::pack(sum / total);
   }
+}
+
+constexpr int ROWS = 8, COLUMNS = 32, LOADS = 4; // of a block; a thread reads the weights of 8 outputs at once
+
+// Adds the embeddings of tokens and of positions, which come after those before. A block computes a row.
+//
+// ids        (rows,); a token or a position without an embedding has that of zeros
+// previous   (rows,), and so are `lengths`, the numbers that follow; they may be the same memory
+// table      (V, D), and `positions` (C, D); D is a multiple of 8
+// outputs    (rows, D)
+struct Embedding {
+  const Index *ids;
+  const int *previous;
+  const unsigned short *table, *positions;
+  unsigned short *outputs;
+  int *lengths;
+  int vocab_size, num_positions, width;
+};
+
+template <class T> __device__ void embed(const Embedding &work) {
+  const int row = blockIdx.x, length = work.previous[row] + 1, D = work.width;
+  const Index id = work.ids[row];
+  SYNC;
+  if (threadIdx.x == 0) work.lengths[row] = length;
+  const bool has_token = id >= 0 && id < work.vocab_size, has_position = length >= 0 && length < work.num_positions;
+  for (int i = 8 * threadIdx.x; i < D; i += 8 * blockDim.x) {
+    float token[8] = {}, position[8] = {};
+    if (has_token) unpack<T>(*reinterpret_cast<const Eight *>(work.table + id * D + i), token);
+    if (has_position) unpack<T>(*reinterpret_cast<const Eight *>(work.positions + static_cast<Index>(length) * D + i), position);
+    for (int j = 0; j < 8; j++) token[j] += position[j];
+    *reinterpret_cast<Eight *>(work.outputs + static_cast<Index>(row) * D + i) = packed<T>(token);
+  }
+}
+
+constexpr int RELU = 1, GELU = 2, FAST_GELU = 3, SILU = 4;
+
+__device__ inline float activated(float x, int activation) {
+  if (activation == RELU) return x < 0 ? 0.0f : x;
+  if (activation == GELU) return x * (0.5f + 0.5f * erff(x * 0.70710678f));
+  if (activation == FAST_GELU) return x * (0.5f + 0.5f * tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
+  if (activation == SILU) return x / (1 + exp2f(-1.44269504f * x));
+  return x;
+}
+
+// x        (rows, 2 F); F is a multiple of 8
+// outputs  (rows, F): the activation of the first half times the other
+struct Gated {
+  const unsigned short *x;
+  unsigned short *outputs;
+  int width, activation;
+};
+
+// A block computes a part (y) of a row (x).
+template <class T> __device__ void gate(const Gated &work) {
+  const int F = work.width, i = 8 * (blockIdx.y * blockDim.x + threadIdx.x);
+  const Index row = blockIdx.x;
+  if (i >= F) return;
+  const Eight *given = reinterpret_cast<const Eight *>(work.x + row * 2 * F + i);
+  float gates[8], numbers[8];
+  unpack<T>(given[0], gates);
+  unpack<T>(given[F / 8], numbers);
+  for (int j = 0; j < 8; j++) numbers[j] *= activated(gates[j], work.activation);
+  *reinterpret_cast<Eight *>(work.outputs + row * F + i) = packed<T>(numbers);
+}
+
+// A norm and a map of it. The widths are multiples of 8.
+//
+// x, residual  (rows, I); their sum, with x_bias (I,) unless that is null, is `totals`
+// scale        (I,) of the norm, and so is `shift`; without one it is an RMS norm
+// weights      (I, O), and `bias` (O,), which may be null
+// normalized   (rows, I), the norm of the totals as they are rounded
+// outputs      (rows, O)
+struct NormLinear {
+  const unsigned short *x, *residual, *x_bias, *scale, *shift, *weights, *bias;
+  unsigned short *totals, *normalized, *outputs;
+  int num_rows, num_inputs, num_outputs, activation;
+  float epsilon;
+};
+
+__device__ inline float sum_of_warp(float sum) {
+  for (int distance = 16; distance; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+  return sum;
+}
+
+// A warp writes the norm of a row to `to`, and both results to the row of the outputs if it keeps them.
+template <class T> __device__ void normalize(const NormLinear &work, int row, unsigned short *to, bool keeps) {
+  const int I = work.num_inputs, first = threadIdx.x % 32 * 8;
+  const Index begin = static_cast<Index>(row) * I;
+  const auto at = [](const unsigned short *from, Index i) { return *reinterpret_cast<const Eight *>(from + i); };
+  const auto write = [](unsigned short *to, Index i, Eight eight) { *reinterpret_cast<Eight *>(to + i) = eight; };
+  float sum = 0, squares = 0, numbers[8], others[8];
+  for (int i = first; i < I; i += 256) {
+    unpack<T>(at(work.x, begin + i), numbers);
+    unpack<T>(at(work.residual, begin + i), others);
+    for (int j = 0; j < 8; j++) numbers[j] += others[j];
+    if (work.x_bias) {
+      unpack<T>(at(work.x_bias, i), others);
+      for (int j = 0; j < 8; j++) numbers[j] += others[j];
+    }
+    const Eight total = packed<T>(numbers);
+    write(to, i, total);
+    if (keeps) write(work.totals, begin + i, total);
+    unpack<T>(total, numbers);
+    for (int j = 0; j < 8; j++) sum += numbers[j];
+  }
+  const float mean = work.shift ? sum_of_warp(sum) / I : 0.0f;
+  for (int i = first; i < I; i += 256) {
+    unpack<T>(at(to, i), numbers);
+    for (int j = 0; j < 8; j++) squares += (numbers[j] - mean) * (numbers[j] - mean);
+  }
+  const float factor = 1 / sqrtf(sum_of_warp(squares) / I + work.epsilon);
+  for (int i = first; i < I; i += 256) {
+    unpack<T>(at(to, i), numbers);
+    unpack<T>(at(work.scale, i), others);
+    for (int j = 0; j < 8; j++) numbers[j] = (numbers[j] - mean) * factor * others[j];
+    if (work.shift) {
+      unpack<T>(at(work.shift, i), others);
+      for (int j = 0; j < 8; j++) numbers[j] += others[j];
+    }
+    const Eight norm = packed<T>(numbers);
+    write(to, i, norm);
+    if (keeps) write(work.normalized, begin + i, norm);
+  }
+}
+
+template <class T> __device__ unsigned short finished(const NormLinear &work, float output, int column) {
+  if (work.bias) output += number<T>(work.bias[column]);
+  return T::pack(activated(output, work.activation));
+}
+
+// Adds half of the sums, 2 COUNT, to those of another thread, and the other thread's other half to the rest, which stays.
+template <int COUNT, int DISTANCE> __device__ void exchange(float *sums) {
+  const bool is_upper = threadIdx.x & DISTANCE;
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) {
+    const float given = is_upper ? sums[i] : sums[COUNT + i], kept = is_upper ? sums[COUNT + i] : sums[i];
+    sums[i] = kept + __shfl_xor_sync(0xffffffffu, given, DISTANCE);
+  }
+}
+
+// A block of ROWS * COLUMNS threads computes some outputs (x) of some rows (y), and the norm of these rows. Its first
+// weights are on their way meanwhile. 4 neighbouring threads read an input's weights together; the others read other
+// inputs'. The order of a sum does not depend on the number of rows.
+template <class T> __device__ void map_norm(const NormLinear &work) {
+  SHARED
+  const int I = work.num_inputs, O = work.num_outputs, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  constexpr int NUM_WARPS = ROWS * COLUMNS / 32, STEP = ROWS * COLUMNS / 4;
+  const int first_row = blockIdx.y * ROWS, num_rows = work.num_rows - first_row < ROWS ? work.num_rows - first_row : ROWS;
+  const int column = blockIdx.x * COLUMNS + lane % 4 * 8;
+  const auto weights_of = [&](int i) -> Eight {
+    if (i >= I || column >= O) return {};
+    return *reinterpret_cast<const Eight *>(work.weights + static_cast<Index>(i) * O + column);
+  };
+  Eight weights[LOADS];
+#pragma unroll
+  for (int load = 0; load < LOADS; load++) weights[load] = weights_of(threadIdx.x / 4 + load * STEP);
+  float *parts = shared; // (warps, ROWS, COLUMNS)
+  unsigned short *inputs = reinterpret_cast<unsigned short *>(parts + NUM_WARPS * ROWS * COLUMNS); // (ROWS, I)
+  for (int row = warp; row < num_rows; row += NUM_WARPS)
+    normalize<T>(work, first_row + row, inputs + row * I, blockIdx.x == 0);
+  SYNC;
+  float sums[ROWS * 8] = {};
+  for (int first = threadIdx.x / 4; first < I; first += LOADS * STEP) {
+#pragma unroll
+    for (int load = 0; load < LOADS; load++) {
+      const int i = first + load * STEP;
+      float numbers[8];
+      unpack<T>(weights[load], numbers);
+      weights[load] = weights_of(i + LOADS * STEP);
+      if (i >= I) break;
+#pragma unroll
+      for (int row = 0; row < ROWS; row++) {
+        if (row >= num_rows) break;
+        const float input = number<T>(inputs[row * I + i]);
+        for (int j = 0; j < 8; j++) sums[row * 8 + j] += input * numbers[j];
+      }
+    }
+  }
+  // Threads of a warp with the same outputs share these, until each has those of a single row.
+  exchange<ROWS * 4, 4>(sums);
+  exchange<ROWS * 2, 8>(sums);
+  exchange<ROWS, 16>(sums);
+  const int own_row = (lane & 4) + (lane & 8) / 4 + (lane & 16) / 16;
+  for (int j = 0; j < 8; j++) parts[(warp * ROWS + own_row) * COLUMNS + lane % 4 * 8 + j] = sums[j];
+  SYNC;
+  const int row = threadIdx.x / COLUMNS, o = blockIdx.x * COLUMNS + threadIdx.x % COLUMNS;
+  if (row >= num_rows || o >= O) return;
+  float output = 0;
+  for (int w = 0; w < NUM_WARPS; w++) output += parts[w * ROWS * COLUMNS + threadIdx.x];
+  work.outputs[static_cast<Index>(first_row + row) * O + o] = finished<T>(work, output, o);
+}
+
+// A warp of a block computes the norm of a row.
+template <class T> __device__ void normalize_rows(const NormLinear &work) {
+  const int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
+  if (row < work.num_rows) normalize<T>(work, row, work.normalized + static_cast<Index>(row) * work.num_inputs, true);
+}
+
+// A block adds the bias to outputs (x) of a row (y), and applies the activation.
+template <class T> __device__ void finish_rows(const NormLinear &work) {
+  const int column = blockIdx.x * blockDim.x + threadIdx.x;
+  unsigned short *output = work.outputs + static_cast<Index>(blockIdx.y) * work.num_outputs + column;
+  if (column < work.num_outputs) *output = finished<T>(work, number<T>(*output), column);
 }
 
 constexpr int MOST_PARTS = 256;
@@ -246,7 +473,7 @@ template <class T> __device__ void add_terms(const Terms &work) {
       unpack<T>(load(x + i, I - i), inputs);
       for (int j = 0; j < 8; j++) sum += weights[j] * inputs[j];
     }
-    for (int distance = 16; distance; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    sum = sum_of_warp(sum);
     if (threadIdx.x % 32 == 0) shared[r] = sum;
   }
   SYNC;
@@ -351,6 +578,16 @@ __device__ void carry_out(const Moves &work) {
 extern "C" __global__ void __launch_bounds__(1024) move(Moves work) { carry_out(work); }
 extern "C" __global__ void __launch_bounds__(1024) attention_float16(Attention work) { attend<Float16>(work); }
 extern "C" __global__ void __launch_bounds__(1024) attention_bfloat16(Attention work) { attend<BFloat16>(work); }
+extern "C" __global__ void __launch_bounds__(256) embedding_float16(Embedding work) { embed<Float16>(work); }
+extern "C" __global__ void __launch_bounds__(256) embedding_bfloat16(Embedding work) { embed<BFloat16>(work); }
+extern "C" __global__ void __launch_bounds__(256) gated_float16(Gated work) { gate<Float16>(work); }
+extern "C" __global__ void __launch_bounds__(256) gated_bfloat16(Gated work) { gate<BFloat16>(work); }
+extern "C" __global__ void __launch_bounds__(256) norm_linear_float16(NormLinear work) { map_norm<Float16>(work); }
+extern "C" __global__ void __launch_bounds__(256) norm_linear_bfloat16(NormLinear work) { map_norm<BFloat16>(work); }
+extern "C" __global__ void __launch_bounds__(256) norm_float16(NormLinear work) { normalize_rows<Float16>(work); }
+extern "C" __global__ void __launch_bounds__(256) norm_bfloat16(NormLinear work) { normalize_rows<BFloat16>(work); }
+extern "C" __global__ void __launch_bounds__(256) finish_float16(NormLinear work) { finish_rows<Float16>(work); }
+extern "C" __global__ void __launch_bounds__(256) finish_bfloat16(NormLinear work) { finish_rows<BFloat16>(work); }
 extern "C" __global__ void __launch_bounds__(1024) low_rank_float16(Terms work) { add_terms<Float16>(work); }
 extern "C" __global__ void __launch_bounds__(1024) low_rank_bfloat16(Terms work) { add_terms<BFloat16>(work); }
 extern "C" __global__ void __launch_bounds__(1024) most_probable_float16(MostProbable work) { choose<Float16>(work); }

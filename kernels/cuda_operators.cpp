@@ -1,7 +1,11 @@
 // Operators for ONNX Runtime on CUDA, which launch the kernels of cuda_kernels.cu through the driver.
 //
 //   CudaCacheAttention   appends one position to each row's cache, and attends to the cache
+//   CudaBiasedCacheAttention  the same with a bias of the scores by distance
 //   CudaMemoryAttention  attends from one position per row to the row's own memory
+//   CudaEmbedding        adds the embeddings of tokens and of the positions after given ones
+//   CudaGatedRelu        multiplies one half of each row by the activation of the other; also CudaGatedGelu, ...
+//   CudaNormLinear       computes the norm of a sum, and a map of it; also CudaRmsNormLinear, CudaNormLinearRelu, ...
 //   CudaLowRank          adds the low-rank terms of adapters to the outputs of a map
 //   MostProbable         converts scores to float32 logits, and finds the most probable token of each row
 //
@@ -104,7 +108,8 @@ struct AttentionWork {
   void *keys, *values;
   const int32_t *last;
   void *outputs;
-  int query_stride, num_heads, num_groups, num_positions, d_head;
+  const void *bias;
+  int query_stride, num_heads, num_groups, num_positions, d_head, num_distances;
   float scale, cap;
 };
 
@@ -113,7 +118,7 @@ template <int TYPE> struct Attention : Heads {
   using Heads::Heads;
 
   // Runs the kernel; the inputs from `first` on are keys and values (B, G, C, K) and the rows' last positions (B,).
-  void run(void *context, size_t first, bool appends) const {
+  void run(void *context, size_t first, bool appends, const Tensor<uint16_t> &bias = {}) const {
     const auto queries = input<uint16_t>(context, 0), keys = input<uint16_t>(context, first);
     const auto values = input<uint16_t>(context, first + 1);
     const auto last = input<int32_t>(context, first + 2);
@@ -130,6 +135,10 @@ template <int TYPE> struct Attention : Heads {
     require(B == 0 || (work.keys == keys.data && work.values == values.data), "keys and values must be bound in place");
     work.query_stride = queries.shape[1], work.num_heads = H, work.num_groups = G, work.num_positions = C, work.d_head = K;
     work.scale = scale * LOG2_E, work.cap = cap;
+    if (bias.data) {
+      require(bias.num_axes == 2 && bias.shape[0] == H && bias.shape[1] > 0, "the bias must have a row for each head");
+      work.bias = bias.data, work.num_distances = bias.shape[1];
+    }
     // A team of K / 8 threads reads 32 positions of a row that is full. On an H100 with C = 256 and 20 live positions, 64
     // threads take 2.6 us for 1 row and 7.4 for 256; 128 take 2.6 and 9.2. The number of threads decides how sums are
     // rounded, so it does not depend on the number of rows.
@@ -150,6 +159,16 @@ template <int TYPE> struct CudaCacheAttention : Attention<TYPE> {
   void operator()(void *context) const { this->run(context, 1, true); }
 };
 
+// Inputs as those of CudaCacheAttention, with a bias (H, D) before C: it is added to the scores by the distance of a position
+// from the last one, the last column beyond its end.
+template <int TYPE> struct CudaBiasedCacheAttention : Attention<TYPE> {
+  static constexpr const char *NAME = "CudaBiasedCacheAttention";
+  static constexpr int INPUTS[] = {TYPE, TYPE, TYPE, INT32, TYPE, INT32}, OUTPUTS[] = {TYPE, TYPE, TYPE};
+  using Attention<TYPE>::Attention;
+
+  void operator()(void *context) const { this->run(context, 1, true, input<uint16_t>(context, 4)); }
+};
+
 // Inputs: queries (B, HK); the key and value of each row's last position (B, 1, GK), which only the definition reads; the
 // memory's keys and values (B, G, C, K); each row's last position (B,); and C, which only the definition reads. Outputs:
 // (B, HK), and the memory, which must be bound in place, and is not changed.
@@ -159,6 +178,150 @@ template <int TYPE> struct CudaMemoryAttention : Attention<TYPE> {
   using Attention<TYPE>::Attention;
 
   void operator()(void *context) const { this->run(context, 3, false); }
+};
+
+// cuBLAS, as the provider has loaded it.
+struct Blas {
+  static constexpr int RESOURCE_VERSION = 1, HANDLE = 10002, FLOAT_SUMS = 68, DEFAULT_ALGORITHM = -1;
+
+  int (*GemmEx)(void *, int, int, int, int, int, const void *, const void *, int, int, const void *, int, int, const void *,
+                void *, int, int, int, int) = nullptr;
+
+  Blas() {
+    for (const char *name : {"libcublas.so.12", "libcublas.so.13"})
+      if (void *library = dlopen(name, RTLD_NOW | RTLD_NOLOAD))
+        GemmEx = reinterpret_cast<decltype(GemmEx)>(dlsym(library, "cublasGemmEx"));
+  }
+
+  // Multiplies (B, I) by (I, O), on the stream of a run.
+  static void multiply(void *context, int type, const void *x, const void *weights, void *outputs, int B, int I, int O) {
+    static const Blas blas;
+    require(blas.GemmEx, "cuBLAS is not loaded");
+    void *handle = nullptr;
+    check(call<265>(context, RESOURCE_VERSION, HANDLE, &handle));
+    const float one = 1, zero = 0;
+    const int kind = type == BFLOAT16 ? 14 : 2;
+    require(!blas.GemmEx(handle, 0, 0, O, B, I, &one, weights, kind, O, x, kind, I, &zero, outputs, kind, O, FLOAT_SUMS,
+                         DEFAULT_ALGORITHM),
+            "cuBLAS cannot multiply");
+  }
+};
+
+struct EmbeddingWork {
+  const int64_t *ids;
+  const int32_t *previous;
+  const void *table, *positions;
+  void *outputs;
+  int32_t *lengths;
+  int vocab_size, num_positions, width;
+};
+
+// Inputs: token ids (B,); the positions before theirs (B,); tables of tokens (V, D) and of positions (C, D). Outputs: the
+// sums of their embeddings (B, D), and the tokens' positions, which may have the memory of the second input.
+template <int TYPE> struct CudaEmbedding {
+  static constexpr const char *NAME = "CudaEmbedding";
+  static constexpr int INPUTS[] = {INT64, INT32, TYPE, TYPE}, OUTPUTS[] = {TYPE, INT32};
+  Kernel kernel{"embedding", TYPE};
+
+  explicit CudaEmbedding(const void *) {}
+
+  void operator()(void *context) const {
+    const auto ids = input<int64_t>(context, 0);
+    const auto previous = input<int32_t>(context, 1);
+    const auto table = input<uint16_t>(context, 2), positions = input<uint16_t>(context, 3);
+    require(ids.num_axes == 1 && table.num_axes == 2 && positions.num_axes == 2, "ids must have 1 axis, tables 2");
+    const int64_t B = ids.shape[0], V = table.shape[0], D = table.shape[1], C = positions.shape[0];
+    require(previous.has_shape(B) && positions.has_shape(C, D) && D % 8 == 0, "the tables must have one width, a multiple of 8");
+    EmbeddingWork work{ids.data, previous.data, table.data, positions.data, output<uint16_t>(context, 0, {B, D}),
+                       output<int32_t>(context, 1, {B}), static_cast<int>(V), static_cast<int>(C), static_cast<int>(D)};
+    require(B == 0 || (work.outputs && work.lengths), "the outputs must be read");
+    kernel.launch(context, work, B, 1, 64, 0);
+  }
+};
+
+struct GatedWork {
+  const void *x;
+  void *outputs;
+  int width, activation;
+};
+
+// The activations, by their numbers in the kernels.
+constexpr const char *GATED[] = {"", "CudaGatedRelu", "CudaGatedGelu", "CudaGatedFastGelu", "CudaGatedSilu"};
+
+// Input: (B, 2 F). Output: the activation of its first half times the other (B, F).
+template <int TYPE, int ACTIVATION> struct CudaGated {
+  static constexpr const char *NAME = GATED[ACTIVATION];
+  static constexpr int INPUTS[] = {TYPE}, OUTPUTS[] = {TYPE};
+  Kernel kernel{"gated", TYPE};
+
+  explicit CudaGated(const void *) {}
+
+  void operator()(void *context) const {
+    const auto x = input<uint16_t>(context, 0);
+    require(x.num_axes == 2 && x.shape[1] % 16 == 0, "x must have 2 axes, and halves of a multiple of 8");
+    const int64_t B = x.shape[0], F = x.shape[1] / 2;
+    const GatedWork work{x.data, output<uint16_t>(context, 0, {B, F}), static_cast<int>(F), ACTIVATION};
+    kernel.launch(context, work, B, (F + 1023) / 1024, 128, 0);
+  }
+};
+
+// The argument of the kernels; cuda_kernels.cu describes it.
+struct NormLinearWork {
+  const void *x, *residual, *x_bias, *scale, *shift, *weights, *bias;
+  void *totals, *normalized, *outputs;
+  int num_rows, num_inputs, num_outputs, activation;
+  float epsilon;
+};
+
+constexpr const char *NORM_LINEARS[] = {"CudaNormLinear", "CudaNormLinearRelu", "CudaNormLinearGelu"};
+constexpr const char *RMS_NORM_LINEARS[] = {"CudaRmsNormLinear", "CudaRmsNormLinearRelu", "CudaRmsNormLinearGelu"};
+
+// Inputs: x (B, I); the residual (B, I); the map's weights (I, O); the norm's scale (I,), and its shift, which an RMS norm
+// lacks; a bias of x (I,), and one of the map (O,), both optional. Outputs: the map of the norm (B, O); the norm (B, I); and
+// what it is of, the sum of x, its bias, and the residual.
+template <int TYPE, int ACTIVATION, bool IS_RMS> struct CudaNormLinear {
+  static constexpr const char *NAME = (IS_RMS ? RMS_NORM_LINEARS : NORM_LINEARS)[ACTIVATION];
+  static constexpr int INPUTS[] = {TYPE, TYPE, TYPE, TYPE, TYPE, TYPE, TYPE}, OUTPUTS[] = {TYPE, TYPE, TYPE};
+  static constexpr size_t NUM_REQUIRED = 4;
+  // Blocks that compute 8 rows each read all weights; beyond 2 of them cuBLAS is faster. The inputs fit the memory of a block.
+  static constexpr int ROWS = 8, COLUMNS = 32, MOST_ROWS = 16, MOST_INPUTS = 2048;
+  Kernel norm_linear{"norm_linear", TYPE}, norm{"norm", TYPE}, finish{"finish", TYPE};
+  float epsilon = 0;
+
+  explicit CudaNormLinear(const void *info) { check(call<85>(info, "epsilon", &epsilon)); }
+
+  void operator()(void *context) const {
+    const auto x = input<uint16_t>(context, 0), residual = input<uint16_t>(context, 1), weights = input<uint16_t>(context, 2);
+    const auto scale = input<uint16_t>(context, 3);
+    require(x.num_axes == 2 && weights.num_axes == 2, "x and the weights must have 2 axes");
+    const int64_t B = x.shape[0], I = x.shape[1], O = weights.shape[1];
+    require(I % 8 == 0 && O % 8 == 0, "the widths must be multiples of 8");
+    require(residual.has_shape(B, I) && weights.shape[0] == I && scale.has_shape(I), "the inputs differ in width");
+    const auto optional = [&](size_t index, int64_t width) -> const void * {
+      if (!has_input(context, index)) return nullptr;
+      const auto given = input<uint16_t>(context, index);
+      require(given.has_shape(width), "the inputs differ in width");
+      return given.data;
+    };
+    NormLinearWork work{};
+    work.x = x.data, work.residual = residual.data, work.weights = weights.data, work.scale = scale.data;
+    work.shift = optional(4, I), work.x_bias = optional(5, I), work.bias = optional(6, O);
+    require(!work.shift == IS_RMS, "a layer norm must have a shift, and an RMS norm none");
+    work.outputs = output<uint16_t>(context, 0, {B, O}), work.normalized = output<uint16_t>(context, 1, {B, I});
+    work.totals = output<uint16_t>(context, 2, {B, I});
+    work.num_rows = B, work.num_inputs = I, work.num_outputs = O, work.activation = ACTIVATION, work.epsilon = epsilon;
+    require(B == 0 || (work.normalized && work.totals), "the norm and the sum must be outputs");
+    if (B == 0) return;
+    if (B <= MOST_ROWS && I <= MOST_INPUTS) {
+      constexpr int NUM_THREADS = ROWS * COLUMNS, NUM_WARPS = NUM_THREADS / 32;
+      const size_t shared_bytes = NUM_WARPS * ROWS * COLUMNS * sizeof(float) + ROWS * I * sizeof(uint16_t);
+      norm_linear.launch(context, work, (O + COLUMNS - 1) / COLUMNS, (B + ROWS - 1) / ROWS, NUM_THREADS, shared_bytes);
+      return;
+    }
+    norm.launch(context, work, (B + 3) / 4, 1, 4 * 32, 0);
+    Blas::multiply(context, TYPE, work.normalized, work.weights, work.outputs, B, I, O);
+    if (work.bias || ACTIVATION) finish.launch(context, work, (O + 255) / 256, B, 256, 0);
+  }
 };
 
 constexpr int MOST_PARTS = 256, MOST_RANK = 4096; // the arguments and the shared memory of a kernel are limited
@@ -244,18 +407,31 @@ struct MovesWork {
   int32_t moves[MOST_MOVES][4];
 };
 
+template <int TYPE> void describe_all(std::vector<Operator> &operators) {
+  operators.insert(operators.end(), {described<CudaCacheAttention<TYPE>, true>(), described<CudaMemoryAttention<TYPE>, true>(),
+                                     described<CudaBiasedCacheAttention<TYPE>, true>(),
+                                     described<CudaEmbedding<TYPE>, true>(),
+                                     described<CudaGated<TYPE, 1>, true>(), described<CudaGated<TYPE, 2>, true>(),
+                                     described<CudaGated<TYPE, 3>, true>(), described<CudaGated<TYPE, 4>, true>(),
+                                     described<CudaNormLinear<TYPE, 0, false>, true>(),
+                                     described<CudaNormLinear<TYPE, 1, false>, true>(),
+                                     described<CudaNormLinear<TYPE, 2, false>, true>(),
+                                     described<CudaNormLinear<TYPE, 0, true>, true>(),
+                                     described<CudaNormLinear<TYPE, 1, true>, true>(),
+                                     described<CudaNormLinear<TYPE, 2, true>, true>(),
+                                     low_rank<TYPE>(), described<MostProbable<TYPE>, true>()});
+}
+
 // The operators, which live as long as the library, because sessions use them.
 struct Domain {
-  const Operator operators[8] = {
-      described<CudaCacheAttention<FLOAT16>, true>(),     described<CudaCacheAttention<BFLOAT16>, true>(),
-      described<CudaMemoryAttention<FLOAT16>, true>(), described<CudaMemoryAttention<BFLOAT16>, true>(),
-      low_rank<FLOAT16>(),                             low_rank<BFLOAT16>(),
-      described<MostProbable<FLOAT16>, true>(),       described<MostProbable<BFLOAT16>, true>()};
+  std::vector<Operator> operators;
   void *domain = nullptr;
   bool is_complete = false;
 
   explicit Domain(void *const *table) {
     api = table;
+    describe_all<FLOAT16>(operators);
+    describe_all<BFLOAT16>(operators);
     Status *problem = call<26>("seq2seq_serve", &domain);
     for (const Operator &each : operators)
       if (!problem) problem = call<27>(domain, &each);

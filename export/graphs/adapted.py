@@ -158,6 +158,7 @@ class AdaptedGraph(Graph):
         super().__init__()
         self.plain = graph  # torch keeps the name `graph` for itself
         graph.adapted = self.adapted = maps
+        self.has_few_rows = graph.has_few_rows
         num_parts = sum(len(one.parts) for one in maps.maps)
         self.inputs = (
             *graph.inputs,

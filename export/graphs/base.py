@@ -30,11 +30,13 @@ class Graph(nn.Module):
 
     Attributes:
         adapted: The maps with low-rank terms; None without adapters.
+        has_few_rows: Whether its matrices have a row for each running sequence, as in a step.
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     adapted: AdaptedMaps | None = None
+    has_few_rows = False
 
 
 def in_type(graphs: dict[Verb, Graph], dtype: torch.dtype) -> dict[Verb, Graph]:

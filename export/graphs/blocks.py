@@ -159,6 +159,7 @@ class FeedForward(nn.Module):
         network = layer.feed_forward
         gate: nn.Linear | None = getattr(network, "gate", None)
         self.is_gated = gate is not None
+        self.is_one_kernel = linear.is_fused and operators.takes(network.inner.out_features)
         self.activation = stack.activation
         first_maps = [network.inner] if gate is None else [gate, network.inner]
         is_relu = self.activation == "relu" and not self.is_gated
@@ -172,6 +173,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.inner(x)
+        if self.is_gated and self.is_one_kernel:
+            return self.outer(operators.cuda_gated(hidden, self.activation))
         if self.is_gated:
             gate, hidden = hidden.chunk(2, dim=1)
             return self.outer(_ACTIVATIONS[self.activation](gate) * hidden)
@@ -290,8 +293,12 @@ class DecoderBlock(nn.Module):
         lengths: Tensor,
         owners: Tensor | None,
         capacity: Tensor,
+        bias: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """`attend` of separate positions, without bias and rotation, in the project's own operator."""
+        """`attend` of separate positions, without rotation, in the project's own operator.
+
+        The bias `(H, D)` is by distance.
+        """
         attended, key, value = operators.cache_attention(
             self.query_key_value(x),
             *cache,
@@ -301,6 +308,7 @@ class DecoderBlock(nn.Module):
             num_heads=self.num_heads,
             scale=self.scale,
             cap=self.cap,
+            bias=bias,
         )
         return self.output(attended), key, value
 

@@ -34,6 +34,35 @@ _ATTENTION_OVER_CACHE = """
 _CACHE_ATTENTION = _ATTENTION_OVER_CACHE.replace("OWNERS", "owners,")
 _CUDA_CACHE_ATTENTION = _ATTENTION_OVER_CACHE.replace("OWNERS ", "")
 
+# The bias (H, D) is by distance from the last position, up to `max_distance`, which is D - 1.
+_CUDA_BIASED_CACHE_ATTENTION = """
+<domain: "{domain}", opset_import: ["": {opset}, "com.microsoft": 1]>
+CudaBiasedCacheAttention <num_heads, kv_num_heads, scale, softcap, max_distance>
+    (packed, past_key, past_value, last_positions, bias, capacity) => (attended, key, value)
+{{
+    position = Constant <value_ints = [1]> ()
+    row = Unsqueeze (packed, position)
+    zero = Constant <value_int = 0> ()
+    one = Constant <value_int = 1> ()
+    farthest = Constant <value_int: int = @max_distance> ()
+    num_slots = Shape <start = 2, end = 3> (past_key)
+    num_positions = Squeeze (num_slots)
+    slots = Range (zero, num_positions, one)
+    last = Cast <to = 7> (last_positions)
+    last_of_row = Unsqueeze (last, position)
+    behind = Sub (last_of_row, slots)
+    distances = Clip (behind, zero, farthest)
+    by_head = Gather <axis = 1> (bias, distances)
+    by_row = Transpose <perm = [1, 0, 2]> (by_head)
+    query_axis = Constant <value_ints = [2]> ()
+    added = Unsqueeze (by_row, query_axis)
+    output, key, value = com.microsoft.GroupQueryAttention <num_heads: int = @num_heads,
+        kv_num_heads: int = @kv_num_heads, scale: float = @scale, softcap: float = @softcap>
+        (row, , , past_key, past_value, last_positions, capacity, , , , added)
+    attended = Squeeze (output, position)
+}}
+"""
+
 # With keys and values of no positions the operator only reads the memory. Each row reads its own copy of it,
 # so `owners` is not used.
 _MEMORY_ATTENTION = """
@@ -110,6 +139,46 @@ AddNorm <epsilon> (x, residual, weight, bias) => (total, normalized)
     normalized = LayerNormalization <axis = -1, epsilon: float = @epsilon> (total, weight, bias)
 }}
 """
+_CUDA_EMBEDDING = """
+<domain: "{domain}", opset_import: ["": {opset}]>
+CudaEmbedding (ids, previous, table, positions) => (embedded, lengths)
+{{
+    one = Constant <value = int32[1] {{1}}> ()
+    lengths = Add (previous, one)
+    tokens = Gather (table, ids)
+    places = Gather (positions, lengths)
+    embedded = Add (tokens, places)
+}}
+"""
+_CUDA_GATED = """
+<domain: "{domain}", opset_import: ["": {opset}, "com.microsoft": 1]>
+{name} (x) => (output)
+{{
+    gate, numbers = Split <axis = 1, num_outputs = 2> (x)
+    active = ACTIVATION (gate)
+    output = Mul (active, numbers)
+}}
+"""
+_GATES = {
+    "Relu": "Relu",
+    "Gelu": "com.microsoft.Gelu",
+    "FastGelu": "com.microsoft.FastGelu",
+    "Silu": "com.microsoft.QuickGelu <alpha = 1.0>",
+}
+# NORM is an operator of ONNX Runtime, whose bias an RMS norm lacks.
+_NORM_LINEAR = """
+<domain: "{domain}", opset_import: ["": {opset}, "com.microsoft": 1]>
+{name} <epsilon> (x, residual, weight, scale, shift, x_bias, bias) => (output, normalized, total)
+{{
+    normalized, , , total = com.microsoft.NORM <epsilon: float = @epsilon> (x, residual, scale, SHIFT x_bias)
+    ACTIVATION
+}}
+"""
+_ACTIVATIONS = {
+    "": "output = Gemm (normalized, weight, bias)",
+    "Relu": "mapped = Gemm (normalized, weight, bias)\n    output = Relu (mapped)",
+    "Gelu": "mapped = Gemm (normalized, weight, bias)\n    output = com.microsoft.Gelu (mapped)",
+}
 # The weights are (O, I), as a table of embeddings that is also the output's matrix.
 _LINEAR = """
 <domain: "{domain}", opset_import: ["": {opset}]>
@@ -470,14 +539,26 @@ def _of_half(text: str) -> str:
     return re.sub("attended = (Squeeze .*)", r"half = \1\n    attended = Cast <to = 1> (half)", text)
 
 
+def _norm_linear(activation: str, *, is_rms: bool) -> str:
+    """The definition of a norm and a map of it."""
+    text = _NORM_LINEAR.replace("ACTIVATION", _ACTIVATIONS[activation])
+    text = text.replace("SHIFT ", "" if is_rms else "shift, ")
+    return text.replace("NORM", "SkipSimplifiedLayerNormalization" if is_rms else "SkipLayerNormalization")
+
+
 _TEXTS = {
     "CacheAttention": _CACHE_ATTENTION,
     "HalfCacheAttention": _of_half(_CACHE_ATTENTION),
     "CudaCacheAttention": _CUDA_CACHE_ATTENTION,
+    "CudaBiasedCacheAttention": _CUDA_BIASED_CACHE_ATTENTION,
     "MemoryAttention": _MEMORY_ATTENTION,
     "HalfMemoryAttention": _of_half(_MEMORY_ATTENTION),
     "CudaMemoryAttention": _CUDA_MEMORY_ATTENTION,
     "SourceAttention": _SOURCE_ATTENTION,
+    "CudaEmbedding": _CUDA_EMBEDDING,
+    **{f"CudaGated{name}": _CUDA_GATED.replace("ACTIVATION", gate) for name, gate in _GATES.items()},
+    **{f"CudaNormLinear{name}": _norm_linear(name, is_rms=False) for name in _ACTIVATIONS},
+    **{f"CudaRmsNormLinear{name}": _norm_linear(name, is_rms=True) for name in _ACTIVATIONS},
     "AddNorm": _ADD_NORM,
     "Linear": _LINEAR,
     "LinearRelu": _LINEAR_RELU,
@@ -516,7 +597,8 @@ def define(model: ir.Model) -> None:
             width = _width(node) if node.op_type in _WITH_WIDTH else 0
             assert widths.setdefault(node.op_type, width) == width
             for output in node.outputs:
-                if not output.uses() and not output.is_graph_output():
+                # The maps of many rows read the norms of CudaNormLinear and the like.
+                if not output.uses() and not output.is_graph_output() and "NormLinear" not in node.op_type:
                     output.name = ""
     for name, width in widths.items():
         function = ir.from_proto(definition(name, model.opset_imports[""], width))

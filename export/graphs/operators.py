@@ -99,11 +99,12 @@ def cache_attention(
     num_heads: int,
     scale: float,
     cap: float | None,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`group_query_attention` of one position per row of the cache, or, on the CPU, of any positions.
 
     All positions are written before any is read (CacheAttention; HalfCacheAttention for float32 positions and
-    a cache in float16; CudaCacheAttention without owners).
+    a cache in float16; CudaCacheAttention without owners, CudaBiasedCacheAttention with a bias).
 
     Args:
         packed: Query, key and value of each position, `(B, (H + 2G)K)`.
@@ -116,14 +117,24 @@ def cache_attention(
         num_heads: H.
         scale: The factor of the scores.
         cap: As for `group_query_attention`.
+        bias: Added to the scores by distance from the last position, `(H, D)`; the last column is that of all
+            larger ones. None adds nothing.
 
     Returns:
         The attention output `(B, HK)`, and the cache's keys and values.
     """
+    attributes = _head_attributes(past_key, num_heads, scale, cap)
+    if bias is not None:
+        attributes["max_distance"] = bias.shape[1] - 1
+    kind = _half(packed, past_key) if owners is not None else "Cuda" if bias is None else "CudaBiased"
     attended, key, value = symbolic_multi_out(
-        f"{DOMAIN}::{'Cuda' if owners is None else _half(packed, past_key)}CacheAttention",
-        [packed, past_key, past_value, last_positions, *([] if owners is None else [owners]), capacity],
-        _head_attributes(past_key, num_heads, scale, cap),
+        f"{DOMAIN}::{kind}CacheAttention",
+        [
+            *(packed, past_key, past_value, last_positions),
+            *(given for given in (owners, bias) if given is not None),
+            capacity,
+        ],
+        attributes,
         dtypes=(packed.dtype, past_key.dtype, past_value.dtype),
         shapes=((packed.shape[0], num_heads * past_key.shape[3]), past_key.shape, past_value.shape),
         version=1,
@@ -427,6 +438,41 @@ def embedding(ids: Tensor, table: Tensor) -> Tensor:
     """
     shape = (*ids.shape, table.shape[1])
     return symbolic(f"{DOMAIN}::Embedding", [ids, table], dtype=table.dtype, shape=shape, version=1)
+
+
+def cuda_embedding(ids: Tensor, previous: Tensor, table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums of embeddings of tokens and positions, and these positions, for CUDA (CudaEmbedding, our own).
+
+    Args:
+        ids: `(B,)`.
+        previous: `(B,)` int32: the position before that of each token.
+        table: `(V, D)`.
+        positions: `(C, D)`.
+    """
+    embedded, lengths = symbolic_multi_out(
+        f"{DOMAIN}::CudaEmbedding",
+        [ids, previous, table, positions],
+        {},
+        dtypes=(table.dtype, previous.dtype),
+        shapes=((ids.shape[0], table.shape[1]), previous.shape),
+        version=1,
+    )
+    return embedded, lengths
+
+
+def cuda_gated(x: Tensor, activation: str) -> Tensor:
+    """The activation of the first half of each row times the other, for CUDA (CudaGatedRelu and so on)."""
+    shape = (x.shape[0], x.shape[1] // 2)
+    name = _GATED[activation]
+    return symbolic(f"{DOMAIN}::{name}", [x], dtype=x.dtype, shape=shape, version=1)
+
+
+_GATED = {
+    "relu": "CudaGatedRelu",
+    "gelu": "CudaGatedGelu",
+    "gelu_tanh": "CudaGatedFastGelu",
+    "silu": "CudaGatedSilu",
+}
 
 
 def quantized_linear(

@@ -57,6 +57,7 @@ class TransformerGraph(Graph):
 
     Attributes:
         has_own_operators: Whether a step's self-attention is in the project's own operators.
+        distance_bias: The bias `(H, D)` of a step's self-attention by distance, if such an operator adds it.
         cache_dtype: The type of the cache.
         memory_dtype: The type of the memory.
     """
@@ -71,6 +72,7 @@ class TransformerGraph(Graph):
         self.positions = _constant(stack.positions)
         bias = stack.relative_bias
         self.relative_bias = None if bias is None else _constant(bias.table())
+        self.distance_bias: nn.Parameter | None = None
         self.zero_position_id, self.unscaled_id = config.zero_position_id, config.unscaled_id
         self.unscaled = None if stack.unscaled is None else _constant(stack.unscaled * scale)
         self.kinds = config.layer_kinds
@@ -83,7 +85,9 @@ class TransformerGraph(Graph):
             )
         decoder = model.decoder.config
         is_merged = model.architecture.is_merged
-        self.has_own_operators = not is_merged and _takes_own_operators(model.decoder)
+        self.has_own_operators = (
+            not is_merged and _is_plain(model.decoder) and model.decoder.relative_bias is None
+        )
         self.cache_dtype = linear.cache_dtype if self.has_own_operators else linear.dtype
         self.memory_dtype = linear.dtype if is_merged else linear.cache_dtype
         self.num_layers = decoder.num_layers
@@ -303,6 +307,8 @@ class OneStepGraph(TransformerGraph):
     that a greedy step is one replayed graph.
     """
 
+    has_few_rows = True
+
     def __init__(
         self,
         model: Transformer,
@@ -346,23 +352,31 @@ class OneStepGraph(TransformerGraph):
 class StepGraph(OneStepGraph):
     """One target position for all running rows, with the cache in place."""
 
+    def begin(self, token_ids: Tensor, given_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """The first residual `(B, D)`, and the positions in the cache of each row, of the graph's inputs."""
+        table, is_plain = self.embedding.weight, self.zero_position_id is None and self.unscaled_id is None
+        is_one_kernel = self.feeds_itself and is_plain and operators.takes(self.d_model)
+        if is_one_kernel and table is not None and self.positions is not None:
+            x, lengths = operators.cuda_embedding(token_ids, given_lengths, table, self.positions)
+            return self.placed(x, None), lengths
+        lengths, positions = self.lengths(given_lengths), None
+        if self.positions is not None:
+            positions = nn.functional.embedding(lengths, self.positions)
+        return self.embed(token_ids, positions), lengths
+
     def states(
         self,
-        token_ids: Tensor,
+        x: Tensor,
         cache_lengths: Tensor,
         cache_rows: Tensor | None,
         cache_capacity: Tensor,
         cache: Sequence[Tensor],
         attend_memory: Callable[[int, DecoderBlock, Tensor], Tensor],
     ) -> tuple[Tensor, list[Tensor]]:
-        """The decoder's states `(B, D)`, and the new cache.
+        """The decoder's states `(B, D)` of the first residual `(B, D)`, and the new cache.
 
         Cross-attention takes a layer's number, its block, and the input `(B, D)`; it returns `(B, D)`.
         """
-        positions = None
-        if self.positions is not None:
-            positions = nn.functional.embedding(cache_lengths, self.positions)
-        x = self.embed(token_ids, positions)  # (B, D)
         bias = self._bias(cache_lengths[:, None], torch.arange(cache[0].shape[2]))
         norms = iter(self.decoder.norms)
         hidden, residual = self.enter(x, norms)
@@ -371,7 +385,7 @@ class StepGraph(OneStepGraph):
             buffers, rotation = (cache[2 * layer], cache[2 * layer + 1]), self.rotation(layer)
             if self.has_own_operators:
                 output, key, value = block.attend_once(
-                    hidden, buffers, cache_lengths, cache_rows, cache_capacity
+                    hidden, buffers, cache_lengths, cache_rows, cache_capacity, self.distance_bias
                 )
             else:
                 output, key, value = block.attend(
@@ -448,9 +462,8 @@ class SharingStepGraph(StepGraph):
             pair = memory[2 * layer : 2 * layer + 2]
             return block.attend_memory(x, pair, last_source_positions, owners, memory_capacity)
 
-        hidden, new_cache = self.states(
-            token_ids, cache_lengths, cache_rows, cache_capacity, cache, attend_memory
-        )
+        x, cache_lengths = self.begin(token_ids, cache_lengths)
+        hidden, new_cache = self.states(x, cache_lengths, cache_rows, cache_capacity, cache, attend_memory)
         if self.chooser is None:
             return (*self.answer(hidden, cache_lengths), *new_cache)
         chosen = self.chooser.choose(hidden, self.added, *buffers[-2:])
@@ -472,7 +485,12 @@ class SeparateStepGraph(StepGraph):
         suppressed_token_ids: Sequence[int] = (),
     ) -> None:
         super().__init__(model, linear, decoder, suppressed_token_ids)
-        self.has_own_operators &= operators.takes_on_cuda(self.d_head)
+        has_operators = operators.takes_on_cuda(self.d_head)
+        if self.relative_bias is not None and has_operators and _is_plain(model.decoder):
+            by_distance = self.relative_bias[len(self.relative_bias) // 2 :].t()  # (H, D)
+            self.distance_bias, self.relative_bias = _constant(by_distance.contiguous()), None
+            self.has_own_operators = True
+        self.has_own_operators &= has_operators
         cache, memory = self._cache_specs(), self._memory_specs()
         self.inputs = (
             *self.columns,
@@ -493,7 +511,7 @@ class SeparateStepGraph(StepGraph):
         memory_capacity: Tensor,
         *buffers: Tensor,
     ) -> tuple[Tensor, ...]:
-        cache_lengths = self.lengths(cache_lengths)
+        x, cache_lengths = self.begin(token_ids, cache_lengths)
         num_tensors = 2 * self.num_layers
         cache, memory, last = (buffers[i : i + num_tensors] for i in range(0, 3 * num_tensors, num_tensors))
         new_memory: list[Tensor] = []
@@ -506,7 +524,7 @@ class SeparateStepGraph(StepGraph):
             new_memory.extend((key, value))
             return output
 
-        hidden, new_cache = self.states(token_ids, cache_lengths, None, cache_capacity, cache, attend_memory)
+        hidden, new_cache = self.states(x, cache_lengths, None, cache_capacity, cache, attend_memory)
         return (*self.answer(hidden, cache_lengths), *new_cache, *new_memory)
 
 
@@ -650,11 +668,9 @@ class _Rotation(nn.Module):
         return self.cosines, self.sines
 
 
-def _takes_own_operators(decoder: Stack) -> bool:
-    """Whether the project's operators can compute the self-attention: without bias, rotation, window."""
-    kinds = decoder.config.layer_kinds
-    is_plain = all(kind.rotary is None and kind.window is None for kind in kinds)
-    return is_plain and decoder.relative_bias is None
+def _is_plain(decoder: Stack) -> bool:
+    """Whether the project's operators can compute the self-attention: without rotation and window."""
+    return all(kind.rotary is None and kind.window is None for kind in decoder.config.layer_kinds)
 
 
 def _residual_scale(stack: StackConfig, linear: LinearFactory) -> float:

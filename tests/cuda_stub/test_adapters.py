@@ -1,10 +1,13 @@
 """The terms of adapters on CUDA: ONNX Runtime captures the operator, and its definition."""
 
+import json
+
 import pytest
 
 from benchmarks.gpu_check.steps import step_kernels
 from seq2seq_serve.bundle.names import Precision
 from tests.cuda_stub.log import Copy
+from tests.cuda_stub.programs.common import NUM_SLOTS
 from tests.kernels.test_adapters import PARTS_BEFORE, UNITS_AFTER, UNITS_BEFORE, low_rank_of, parts_of
 
 pytestmark = pytest.mark.cuda_stub
@@ -22,8 +25,8 @@ def test_a_step_of_rows_with_adapters_is_one_captured_graph(stub, adapted_cuda_b
     assert steady.launches == {}
     assert steady.num_allocations == 0
     num_maps = 2 * MAPS_OF_A_LAYER
-    assert step_kernels(num_decoder_layers=2) + num_maps <= num_nodes
-    assert num_nodes <= step_kernels(num_decoder_layers=2) + 2 * num_maps
+    num_activations = 2  # they follow the terms
+    assert num_nodes == step_kernels(num_decoder_layers=2, num_rows=NUM_SLOTS) + num_maps + num_activations
     written = finished.log["write_adapter"]
     assert written.captures == []
     [encoded] = written.graph_launches  # the encode call with adapters is a captured one, too
@@ -36,8 +39,14 @@ def test_terms_of_adapters_are_captured(has_kernels, stub, tmp_path):
     path = tmp_path / "low_rank.onnx"
     path.write_bytes(low_rank_of(parts_of(widths), width, on_cuda=True))
     num_units = UNITS_BEFORE + len(widths) * width + sum(widths) + UNITS_AFTER
-    sizes = N, width, sum(widths), K, R, num_units, PARTS_BEFORE + len(widths)
-    program = "tests.cuda_stub.programs.adapters", path, has_kernels, *sizes
+    feeds = {
+        "x": ("float16", (N, width)),
+        "y": ("float16", (N, sum(widths))),
+        "adapters": ("float16", (K, R * num_units)),
+        "ranks": ("int32", (K, PARTS_BEFORE + len(widths))),
+        "adapter_ids": ("int64", (N,)),
+    }
+    program = "tests.cuda_stub.programs.operator", path, has_kernels, json.dumps(feeds)
     finished = stub.run(tmp_path / "log", "-m", *map(str, program))
     assert finished.log.whole.errors == []
     again = finished.log["again"]
@@ -48,5 +57,5 @@ def test_terms_of_adapters_are_captured(has_kernels, stub, tmp_path):
     if has_kernels:
         assert num_nodes == 1
         assert finished.log.whole.captured_launches == {"low_rank_float16": 1}
-        # Five inputs and an output; the operator reads the parts on the host.
-        assert finished.log.whole.copies == {Copy("H2D", is_synchronous=True): 6}
+        # The operator reads the parts on the host.
+        assert finished.log.whole.copies == {Copy("H2D", is_synchronous=True): len(feeds)}

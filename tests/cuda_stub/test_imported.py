@@ -128,6 +128,10 @@ def test_every_model_runs_on_cuda_and_its_steps_are_captured(life):
     assert len(life.log.whole.captures) >= len(CASES) * (len(buckets_up_to(NUM_SLOTS)) + 3)
 
 
+def test_biases_by_distance_do_not_need_attention_of_several_kernels(life):
+    assert life.log.whole.captured_launches["UnpackRoPEAppend"] == 0
+
+
 def test_calls_of_every_kind_are_answered(life):
     for (case, name), num_hypotheses in life.answers.items():
         assert num_hypotheses == max(OPTIONS[name].num_hypotheses, 1), (case, name)

@@ -1,5 +1,6 @@
 """The runner's calls of CUDA: it replays captured steps, and creates nothing while it serves."""
 
+import json
 from collections import Counter
 
 import pytest
@@ -11,11 +12,12 @@ from tests.cuda_stub.log import Copy
 from tests.cuda_stub.programs.common import NUM_SLOTS
 from tests.cuda_stub.programs.paths import PATHS
 from tests.cuda_stub.run import Finished
+from tests.kernels.test_operators import FLOAT16, model_of, values_of
 
 pytestmark = pytest.mark.cuda_stub
 
 # What a greedy step of the model of these tests costs.
-STEP_NODES = step_kernels(num_decoder_layers=2)
+STEP_NODES = step_kernels(num_decoder_layers=2, num_rows=NUM_SLOTS)
 FIRST_STEP_COPIES = Counter({Copy("H2D", is_synchronous=True): 3, Copy("D2H", is_synchronous=True): 1})
 STEADY_STEP_COPIES = Counter({Copy("D2H", is_synchronous=True): 1})  # the selected tokens
 STEADY_STEP_SYNCHRONISATIONS = Counter(stream=1)
@@ -75,8 +77,8 @@ def test_without_the_projects_own_operators_their_definitions_are_captured(
     assert done.stdout == "captured\n"
     assert done.log.whole.errors == []
     step = done.log["steady_step"]
-    # The choice of a token takes four kernels more.
-    assert step.graph_launches == [STEP_NODES + 4]
+    # The choice of a token takes four kernels more, and embeddings three; maps are as for many rows.
+    assert step.graph_launches == [step_kernels(num_decoder_layers=2, num_rows=17) + 7]
     assert step.copies == STEADY_STEP_COPIES
 
 
@@ -101,3 +103,28 @@ def test_nothing_is_captured_after_warm_up(finished):
 def test_no_path_creates_streams_or_handles_while_it_serves(path, finished):
     section = finished.log[path]
     assert (section.num_streams_created, section.num_handles_created) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "name", "launches"),
+    [
+        (16, "CudaNormLinearRelu", {"norm_linear_float16": 1}),
+        (17, "CudaRmsNormLinear", {"norm_float16": 1, "cublasGemmEx": 1}),
+        (17, "CudaNormLinearRelu", {"norm_float16": 1, "cublasGemmEx": 1, "finish_float16": 1}),
+    ],
+)
+def test_a_norm_and_its_map_are_one_kernel_for_few_rows(num_rows, name, launches, stub, tmp_path):
+    width, num_outputs = 64, 32
+    shapes = {"x": (num_rows, width), "residual": (num_rows, width), "weight": (width, num_outputs)}
+    shapes |= {"scale": (width,), "shift": (width,)}
+    if "Rms" in name:
+        del shapes["shift"]
+    inputs = values_of(dict.fromkeys(shapes, FLOAT16), shapes.values())
+    outputs = dict.fromkeys(("output", "normalized", "total"), FLOAT16)
+    path = tmp_path / "norm.onnx"
+    path.write_bytes(model_of(name, inputs, {"epsilon": 1e-5}, outputs))
+    feeds = json.dumps({name: ("float16", shape) for name, shape in shapes.items()})
+    finished = stub.run(tmp_path / "log", "-m", "tests.cuda_stub.programs.operator", str(path), "True", feeds)
+    assert finished.log.whole.errors == []
+    assert finished.log.whole.captured_launches == launches
+    assert finished.log["again"].graph_launches == [len(launches)]

@@ -66,6 +66,28 @@ extern "C" void run_attention(const Attention *work, int num_rows, int num_threa
   run(*work, is_bfloat16 ? attend<BFloat16> : attend<Float16>, {work->num_heads, num_rows}, num_threads);
 }
 
+extern "C" void run_embedding(const Embedding *work, int num_rows, bool is_bfloat16) {
+  run(*work, is_bfloat16 ? embed<BFloat16> : embed<Float16>, {num_rows, 1}, 64);
+}
+
+extern "C" void run_gated(const Gated *work, int num_rows, bool is_bfloat16) {
+  run(*work, is_bfloat16 ? gate<BFloat16> : gate<Float16>, {num_rows, (work->width + 1023) / 1024}, 128);
+}
+
+extern "C" void run_norm_linear(const NormLinear *work, bool is_bfloat16) {
+  const Place grid{(work->num_outputs + COLUMNS - 1) / COLUMNS, (work->num_rows + ROWS - 1) / ROWS};
+  run(*work, is_bfloat16 ? map_norm<BFloat16> : map_norm<Float16>, grid, ROWS * COLUMNS);
+}
+
+extern "C" void run_norm(const NormLinear *work, bool is_bfloat16) {
+  run(*work, is_bfloat16 ? normalize_rows<BFloat16> : normalize_rows<Float16>, {(work->num_rows + 3) / 4, 1}, 128);
+}
+
+extern "C" void run_finish(const NormLinear *work, bool is_bfloat16) {
+  const Place grid{(work->num_outputs + 255) / 256, work->num_rows};
+  run(*work, is_bfloat16 ? finish_rows<BFloat16> : finish_rows<Float16>, grid, 256);
+}
+
 extern "C" void run_low_rank(const Terms *work, int num_rows, int num_parts, int num_threads, bool is_bfloat16) {
   run(*work, is_bfloat16 ? add_terms<BFloat16> : add_terms<Float16>, {num_rows, num_parts}, num_threads);
 }

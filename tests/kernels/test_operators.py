@@ -70,8 +70,9 @@ def model_of(name, inputs, attributes, outputs, *, unread=()):
         output.name, output.type = key, ir.TensorType(dtype)
     read = [output for output in node.outputs if output.name not in unread]
     opsets = {"": OPSET, "com.microsoft": 1, DOMAIN: 1}
-    constants = [value for value in inputs if value.const_value is not None]
-    given = [value for value in inputs if value.const_value is None]
+    values = [value for value in inputs if value is not None]
+    constants = [value for value in values if value.const_value is not None]
+    given = [value for value in values if value.const_value is None]
     graph = ir.Graph(given, read, nodes=[node], initializers=constants, opset_imports=opsets, name="one")
     model = ir.Model(graph, ir_version=10)
     define(model)
