@@ -75,14 +75,14 @@ def with_fixed(parts: list[Placed], texts: Sequence[Here]) -> list[Placed]:
 def _may_translate(target: str, text: str) -> bool:
     """Whether a part of a translation may be that of a fixed text.
 
-    It shares a word or the begin of one with it, or has no more words than it. A text with a digit, such as a
-    reference, or without a letter has no translation that shares nothing with it.
+    It shares a word or the begin of one with it, or has as many words or one more. A text with a digit, such
+    as a reference, or without a letter has no translation that shares nothing with it.
     """
     begins = [{word[:_BEGIN] for word in _WORD.findall(each.casefold())} for each in (target, text)]
     if not begins[0].isdisjoint(begins[1]) or target.strip() == text.strip():
         return True
     is_name = LETTER.search(text) is not None and not _DIGIT.search(text)
-    return is_name and len(target.split()) <= len(text.split())
+    return is_name and len(target.split()) <= len(text.split()) + 1  # an article
 
 
 def _without(marks: str, own: str) -> str:

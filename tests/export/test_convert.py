@@ -240,21 +240,21 @@ def test_fp16_was_proved_well_within_its_tolerance(fp16_manifest):
     assert parity.tolerance == 0.1
 
 
-def test_a_step_for_cuda_leaves_biases_to_the_norms_beside(fp16_manifest):
-    """So the stub of CUDA counts 79 nodes in a greedy step of `base`, where there were 171."""
+def test_a_step_for_cuda_joins_norms_maps_and_embeddings(fp16_manifest):
+    """So the stub of CUDA counts 53 kernels in a greedy step of `base` with 16 rows, where there were 171."""
     path, _ = fp16_manifest
     graph = onnx.load(path / "fp16" / f"{Verb.STEP}.onnx", load_external_data=False).graph
     step = Counter(node.op_type for node in graph.node)
-    assert (step["SkipLayerNormalization"], step["Relu"]) == (3, 1)
+    fused = ("CudaEmbedding", "CudaNormLinear", "CudaNormLinearRelu", "SkipLayerNormalization")
+    assert [step[name] for name in fused] == [1, 1, 1, 1]
     assert (step["CudaCacheAttention"], step["CudaMemoryAttention"], step["MostProbable"]) == (1, 1, 1)
-    assert not step.keys() & {"LayerNormalization", "Mul"}
+    assert not step.keys() & {"LayerNormalization", "Mul", "Relu", "Add", "Gather"}
     with_bias = [node for node in graph.node if node.op_type == "Gemm" and len(node.input) == 3]
     assert len(with_bias) == 1  # the first, before which there is no norm
-    assert step["Gemm"] == 7
-    assert step["Add"] == 2  # the positions' embeddings, and one more position
+    assert step["Gemm"] == 5
     # What is written in place: no other node may read what stood there before.
     [counting] = [node for node in graph.node if "previous_lengths" in node.input]
-    assert (counting.op_type, list(counting.output)) == ("Add", ["previous_lengths_out"])
+    assert (counting.op_type, counting.output[1:]) == ("CudaEmbedding", ["previous_lengths_out"])
     [choice] = [node for node in graph.node if node.op_type == "MostProbable"]
     assert list(choice.output) == ["logits", "token_ids_out"]
 
