@@ -197,7 +197,7 @@ ATTACKS = {
         ".po", '"Language: \\n"\n', _PO.format(2).rstrip() + "\n", '\n\nmsgid "a"\nmsgstr ""\n'
     ),
     "spaces of a header": _repeated(
-        ".po", " ", 'msgid ""\nmsgstr ""\n"Language:', 'x"\n\nmsgid "a"\nmsgstr ""\n'
+        ".po", " ", 'msgid ""\nmsgstr ""\n"Language:', 'ko"\n\nmsgid "a"\nmsgstr ""\n'
     ),
     "a catalog that is a path": Attack(".po", lambda _: b"/dev/zero", is_refused=True),
     "runs that do not end": _word("<w:r><w:t>x </w:t>", "<w:p>", "</w:p>", end="</w:r>"),
