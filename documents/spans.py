@@ -94,14 +94,14 @@ Placed = tuple[str, Here]  # a part of a translation, and the text whose place a
 
 
 def close_gaps(parts: Sequence[Placed]) -> list[Placed]:
-    """Returns parts of a translation, in which a span goes on over a gap of one word.
+    """Returns parts of a translation, in which a span with a letter goes on over a gap of one word.
 
     This word has no formatting beyond that of the text around the span. White space between two words is
     inside of no other tags than those around one of them.
     """
     closed = list(parts)
     for begin, (text, one) in enumerate(parts):
-        if not text.strip():
+        if not LETTER.search(text):  # a number may be raised, which is no formatting of words
             continue
         one, num_words = closed[begin][1], 0
         for end in range(begin + 1, min(begin + 2 + _MAX_GAP, len(parts))):
