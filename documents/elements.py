@@ -43,6 +43,10 @@ _FILE = re.compile(r"\.(?:bmp|emf|gif|jpe?g|png|svg|tiff?|webp|wmf)\s*\Z", re.IG
 _RAISED = re.compile(
     r"""<[\w:]*rPr\s[^<>]*\bbaseline\s*=\s*["'][1-9]|<[\w:]*vertAlign\s[^<>]*\bval\s*=\s*["']superscript"""
 )
+_PROPERTIES, _AFTER = (
+    1000,
+    64,
+)  # characters of a run's properties, and events after a note, that are looked at
 _CHARSETS = re.compile(r"utf-8|ascii|cp\d+|iso8859-\d+|koi8-[ru]|gb\w*|shift_jis|euc_\w+|big5")
 
 
@@ -492,11 +496,11 @@ class Content:
 
     def _is_raised(self) -> bool:
         """Whether texts stand higher than others at the present place."""
-        return self._names.has_raised and _RAISED.search(self.flows.place.open) is not None
+        return self._names.has_raised and _RAISED.search(self.flows.place.open, 0, _PROPERTIES) is not None
 
     def _text_after(self) -> str:
-        """Returns the next text of the events that are known; empty if there is none."""
-        for number in range(self._next, len(self._whole)):
+        """Returns the next text of the events that are known; empty if none is near."""
+        for number in range(self._next, min(self._next + _AFTER, len(self._whole))):
             is_text = not self._names.texts or self._whole[number - 1].name in self._names.texts
             if self._whole[number].kind == TEXT and is_text:
                 return self._whole[number].text
