@@ -11,7 +11,7 @@ import html
 import re
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from html.entities import html5
@@ -43,6 +43,8 @@ _FILE = re.compile(r"\.(?:bmp|emf|gif|jpe?g|png|svg|tiff?|webp|wmf)\s*\Z", re.IG
 _RAISED = re.compile(
     r"""<[\w:]*rPr\s[^<>]*\bbaseline\s*=\s*["'][1-9]|<[\w:]*vertAlign\s[^<>]*\bval\s*=\s*["']superscript"""
 )
+_PROPERTIES = 4000  # characters of a run that may say that it is raised
+_AFTER = 64  # events after a note among which its next text is looked for
 _CHARSETS = re.compile(r"utf-8|ascii|cp\d+|iso8859-\d+|koi8-[ru]|gb\w*|shift_jis|euc_\w+|big5")
 
 
@@ -459,11 +461,11 @@ class Content:
             return
         begin, *texts, last = self._held
         self._held = []
-        markup = "".join(one.markup for one in (begin, *texts, last))
+        markup = markup_of((begin, *texts, last))
         if event.kind == END and name in self._names.texts and texts:
             text = "".join(one.text for one in texts)
             tag = keeping_space(begin.markup) if self._names.keeps_space else begin.markup
-            inside = "".join(one.markup for one in texts)
+            inside = markup_of(texts)
             if self._names.keeps_lines and LINE_BREAK.search(inside) and "<" not in inside:
                 self.flows.end(begin.markup)
                 self.add_lines(inside)
@@ -492,15 +494,20 @@ class Content:
 
     def _is_raised(self) -> bool:
         """Whether texts stand higher than others at the present place."""
-        return self._names.has_raised and _RAISED.search(self.flows.place.open) is not None
+        return self._names.has_raised and _RAISED.search(self.flows.place.open, 0, _PROPERTIES) is not None
 
     def _text_after(self) -> str:
-        """Returns the next text of the events that are known; empty if there is none."""
-        for number in range(self._next, len(self._whole)):
+        """Returns the next text of the events that are known; empty if none is near."""
+        for number in range(self._next, min(self._next + _AFTER, len(self._whole))):
             is_text = not self._names.texts or self._whole[number - 1].name in self._names.texts
             if self._whole[number].kind == TEXT and is_text:
                 return self._whole[number].text
         return ""
+
+
+def markup_of(events: Iterable[Event]) -> str:
+    """Returns the markup of events."""
+    return "".join(event.markup for event in events)
 
 
 def keeping_space(tag: str) -> str:

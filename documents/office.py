@@ -32,6 +32,7 @@ from seq2seq_serve.documents.elements import (
     described,
     description,
     keeping_space,
+    markup_of,
     named,
 )
 from seq2seq_serve.documents.markup import Flows
@@ -183,7 +184,7 @@ class _StringContent(Content):
     """Adds strings by their lines: a run with line breaks becomes a run for each, if one of them changes."""
 
     def add_all(self, events: Sequence[Event]) -> None:
-        source, lines = _markup(events), list[Event]()
+        source, lines = markup_of(events), list[Event]()
         room = _MAX_COPIES * len(source)
         for event in self._by_lines(events):
             lines.append(event)
@@ -215,7 +216,7 @@ class _StringContent(Content):
 
     def _lines_of(self, run: Sequence[Event]) -> Iterator[Event]:
         ends = [number for number, event in enumerate(run) if event.name in self._names.texts]
-        text = _markup(run[ends[0] + 1 : ends[-1]]) if len(ends) == 2 else ""
+        text = markup_of(run[ends[0] + 1 : ends[-1]]) if len(ends) == 2 else ""
         if not LINE_BREAK.search(text) or "<" in text:
             yield from run
             return
@@ -223,7 +224,7 @@ class _StringContent(Content):
         before, after = [*run[: ends[0]], replace(tag, markup=keeping_space(tag.markup))], run[ends[1] :]
         for number, line in enumerate(LINE_BREAK.split(text)):
             if number % 2:
-                yield Event(END, markup=f"{_markup(before)}{line}{_markup(after)}")
+                yield Event(END, markup=f"{markup_of(before)}{line}{markup_of(after)}")
             elif line:
                 yield from [*before, Event(TEXT, markup=line, text=self.decoded(line)), *after]
 
@@ -250,10 +251,6 @@ class _String:
     def _write(self, segment: Segment, pieces: Sequence[TextSpan]) -> None:
         self.is_changed = self.is_changed or pieces is not segment.pieces
         segment.write(pieces)
-
-
-def _markup(events: Iterable[Event]) -> str:
-    return "".join(event.markup for event in events)
 
 
 class _Strings(_Part):
@@ -338,7 +335,7 @@ class _OpenContent(Content):
         is_mark = event.kind == BEGIN and name in _CITATIONS and not self._depth
         if is_mark and (end := self._end_of_citation(event)):
             events = self._whole[self._next - 1 : end]
-            self.flows.add_fixed(_markup(events), "".join(event.text for event in events))
+            self.flows.add_fixed(markup_of(events), "".join(event.text for event in events))
             self._kept_until = end
         elif name in _RUBIES and not self._depth:
             self.flows.add_of_source(event.markup, 1 if event.kind == BEGIN else -1)

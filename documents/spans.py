@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from seq2seq_serve.bundle.characters import HAN, KANA
 from seq2seq_serve.documents.alignment import count_words
@@ -135,14 +136,15 @@ def _is_plain(here: Here, inner: Tag, one: Here) -> bool:
     if here.is_fixed:
         return False
     if place.is_run:
-        if not _properties(place) <= _properties(one.place):
+        if not _properties(place.open) <= _properties(one.place.open):
             return False
         place = place.around or NO_TAG
     return place is not inner and _is_around(place, inner)
 
 
-def _properties(run: Tag) -> set[str]:
-    return set(_TAG.findall(run.open)[1:])
+@lru_cache(maxsize=2)  # for the texts of one run
+def _properties(markup: str) -> frozenset[str]:
+    return frozenset(_TAG.findall(markup)[1:])
 
 
 def _common(one: Tag, other: Tag) -> Tag | None:
@@ -214,6 +216,6 @@ def in_run(here: Here, runs: dict[tuple[Tag | None, frozenset[str]], Tag]) -> He
     """Returns a text, or markup beside one, in the first run with its formatting; `runs` has them by that."""
     if not here.place.is_run or ((here.around is None or here.is_fixed) and not here.place.has_text):
         return here
-    key = here.place.around, frozenset(_properties(here.place))
+    key = here.place.around, _properties(here.place.open)
     run = runs.get(key, here.place) if here.around is None else runs.setdefault(key, here.place)
     return here if run is here.place else replace(here, place=run)

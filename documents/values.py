@@ -53,6 +53,10 @@ _STYLE = r"""(?-i:  # of CSS
         |margin|opacity|outline|overflow|padding|position|right|stroke|top|transform|transition|visibility
         |width )\b
     ) \s*+:\s*+ [^\s:;{}][^:;{}]*+ )"""
+_LETTERS = r"\u00c0-\u1fff\u3041-\ud7ff"
+# Words of formats of dates: after the letters of a field, such as that for "year", or one letter alone
+_GLUED = rf"(?:(?:[\uac00-\ud7a3]|[\u0370-\u1fff\u3400-\u9fff]{{1,3}}+)(?![{_LETTERS}]))?+"
+_ALONE = rf"(?:[\u0370-\u1fff\u3400-\u9fff\uac00-\ud7a3](?![{_LETTERS}]))?+"
 _NUMBERS = r"(?:[-+]?[\d.]++(?:E[-+]?\d++)?+[\s,]*+)"
 # The same of other languages and formats, which may have spaces
 _CODE_WITH_SPACES = re.compile(
@@ -62,8 +66,8 @@ _CODE_WITH_SPACES = re.compile(
     | (?: [^{{}}]++ \{{\s*+ (?:{_STYLE}(?:;\s*+|(?=\}})))++ \}}\s*+ )++
     | (?:(?:only\s|not\s)?+(?:all|print|screen)\s+and\s+)?+
       (?: \((?:max|min|prefers)-[a-z-]++\s*+:[^():]++\)(?:\s+and\s+|$) )++
-    | (?: (?:application|audio|font|image|message|multipart|text|video|\*)/[\w.+*-]++  # types of files
-        (?:\s*+;\s*+[\w-]++=[^\s;,]++)*+ (?:,\s*+|$) )++
+    | (?-i: (?: (?:application|audio|font|image|message|multipart|text|video|\*)/[\w.+*-]++  # types of files
+        (?:\s*+;\s*+[\w-]++=[^\s;,]++)*+ (?:,\s*+|$) )++ )
     | (?:\*\.[\w.*,{{}}]++(?:;?+\s*+|$))++  # names of files
     | (?:\#[0-9A-F]{{3,8}}(?:[,\s]++|$))++  # colours
     | M\s*+{_NUMBERS}{{2,}}+(?:[ACHLMQSTVZ]\s*+{_NUMBERS}*+)++  # paths of SVG
@@ -78,7 +82,7 @@ _CODE_WITH_SPACES = re.compile(
     | (?-i: (?=.{{3}}) (?=.*?(?:yy|YY|MM|dd|DD|HH|hh|mm:ss|h:mm|EEE)) (?:  # formats of dates
         (?: Do | [ADEGHKLMQSYZacdehkmsuwxyz](?![A-Za-z])
         | (?: (?P<letter>[ADEFGHKLMOQSVWXYZacdehkmstuwxyz])(?P=letter)++T?+ )++Z?+(?![A-Za-z]) )
-        (?: '[^']*+' | \[[^\]]*+\] | [^A-Za-z'] )*+ )++ )
+        {_GLUED} (?: '[^']*+' | \[[^\[\]]*+\] | [^A-Za-z'\[{_LETTERS}] {_ALONE} )*+ )++ )
     """,
     re.ASCII | re.IGNORECASE | re.VERBOSE,
 )

@@ -18,6 +18,7 @@ from seq2seq_serve.documents.elements import (
     XmlTexts,
     described,
     description,
+    markup_of,
     named,
 )
 from seq2seq_serve.documents.markup import Flows
@@ -121,7 +122,7 @@ class _Paragraphs(Content):
         while place < len(events):
             if inside and inside[-1][0] == place:
                 begin, place, add = inside.pop()
-                add(_markup(events[begin:place]))
+                add(markup_of(events[begin:place]))
                 continue
             field = fields.get(place)
             if field is not None and not (inside and field[2].end > inside[-1][0]):
@@ -139,7 +140,7 @@ class _Paragraphs(Content):
         name, flows, has_paragraphs = event.name, self.flows, paragraph.has_paragraphs(place, end)
         if name in _DRAWN or (name == _RUN and paragraph.has_only(place, _DRAWN)):
             if not has_paragraphs and not paragraph.is_described(place, end):
-                flows.add_picture(_markup(events[place:end]))
+                flows.add_picture(markup_of(events[place:end]))
                 return end
             if self._outer is None:
                 self._begin_box()
@@ -150,7 +151,7 @@ class _Paragraphs(Content):
             flows.end(described(event, flows))
             return place + 1
         elif name in _DELETED or (name == _RUN and paragraph.is_hidden(place)):
-            flows.add_markup(_markup(events[place:end]))
+            flows.add_markup(markup_of(events[place:end]))
             return end
         elif name == _SIMPLE and _has_words(
             event.attributes.get(f"{_W}instr", ""), has_letters=paragraph.has_letters(place, end)
@@ -166,27 +167,27 @@ class _Paragraphs(Content):
             if content < 0 or not paragraph.has_letters(content, paragraph.ends[content]):
                 its = events[place:end]
                 return self._keep_field(its, "".join(_texts(its, _TEXT)), end)
-            flows.open(_markup(events[place : content + 1]), _CONTROL, is_single=True)
+            flows.open(markup_of(events[place : content + 1]), _CONTROL, is_single=True)
             inside.append((paragraph.ends[content] - 1, end, partial(flows.close, name=_CONTROL)))
             return content + 1
         elif name == _SYMBOL:
-            flows.add_picture(_markup(events[place:end]))
+            flows.add_picture(markup_of(events[place:end]))
             return end
         elif name in _HYPHENS:
             prefix = event.markup[1 : event.markup.index(name.rpartition(" ")[2])]
             around = f'<{prefix}t xml:space="preserve">', f"</{prefix}t>"
-            flows.add_text(_markup(events[place:end]), _HYPHENS[name], around)
+            flows.add_text(markup_of(events[place:end]), _HYPHENS[name], around)
             return end
         elif name == _RUN and paragraph.has_only(place, {_RUBY}):
             ruby = paragraph.child(place, _RUBY)
-            flows.add_of_source(_markup(events[place:ruby]), 1)
+            flows.add_of_source(markup_of(events[place:ruby]), 1)
             inside.append((end - 1, end, self._end_source))
             return ruby
         elif name == _RUBY and inside and inside[-1][2] == self._end_source:
             # The translation has the text as a run of its own, without how the source is read
             base = paragraph.child(place, _RUBY_BASE)
             if base >= 0:
-                flows.add_of_source(_markup(events[place : base + 1]), 1)
+                flows.add_of_source(markup_of(events[place : base + 1]), 1)
                 inside.append((paragraph.ends[base] - 1, end, self._end_source))
                 return base + 1
         super().add(event, name)
@@ -203,7 +204,7 @@ class _Paragraphs(Content):
         opening = events[begin.begin : separator.end]
         instruction = "".join(_texts(opening, _INSTRUCTION))
         if separator is not end and _has_words(instruction, has_letters=has_letters):
-            self.flows.open(_markup(opening), _MARK, is_single=True)
+            self.flows.open(markup_of(opening), _MARK, is_single=True)
             inside.append((end.begin, end.end, partial(self.flows.close, name=_MARK)))
             return separator.end
         text = "" if separator is end else "".join(_texts(events[separator.end : end.begin], _TEXT))
@@ -211,7 +212,7 @@ class _Paragraphs(Content):
 
     def _keep_field(self, events: Sequence[Event], text: str, end: int) -> int:
         """Adds a field, which may be the number of a note; returns `end`, the number of the next event."""
-        markup, self._next = _markup(events), end
+        markup, self._next = markup_of(events), end
         if self._add_raised(markup, text, is_raised=_is_raised(events), target="#"):
             return end
         if text.strip():
@@ -352,10 +353,6 @@ def _is_raised(events: Iterable[Event]) -> bool:
         elif event.name == _TEXT:
             found.add(is_raised)
     return found == {True}
-
-
-def _markup(events: Iterable[Event]) -> str:
-    return "".join(event.markup for event in events)
 
 
 def _texts(events: Iterable[Event], name: str) -> Iterable[str]:

@@ -12,7 +12,7 @@
 //   most_probable  converts scores to float32 logits, and finds the largest of each row
 //   move           copies positions of rows of several tensors into other rows
 //
-// A row's numbers do not depend on the rows beside it: each block reads one row.
+// A row's numbers do not depend on the rows beside it.
 
 #ifndef HOST
 #define SYNC __syncthreads()

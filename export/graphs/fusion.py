@@ -5,11 +5,11 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.convenience import replace_nodes_and_values
 
+from seq2seq_serve.export.graphs import operators
 from seq2seq_serve.export.graphs.functions import DOMAIN
 
 _NORMS = {"SkipLayerNormalization": "CudaNormLinear", "SkipSimplifiedLayerNormalization": "CudaRmsNormLinear"}
 _ACTIVATIONS = ("Relu", "Gelu")
-_UNIT = 8  # of widths that the kernels take
 
 
 def fuse_norms(model: ir.Model) -> None:
@@ -51,7 +51,7 @@ def _is_plain(node: ir.Node) -> bool:
     return (
         weight is not None
         and weight.shape is not None
-        and all(isinstance(size, int) and size % _UNIT == 0 for size in weight.shape)
+        and all(isinstance(size, int) and operators.takes(size) for size in weight.shape)
         and (transposed is None or transposed.value == 0)
         and (alpha is None or alpha.value == 1)
     )

@@ -132,7 +132,10 @@ def test_values_that_are_code_stay(value):
             "EEE, d. MMM yyyy 'at' h:mm a",
             "dddd, MMMM Do",
             "yyyyMMdd'T'HHmmssZ",
-            "yyyy年M月d日",
+            "yyyy年M月d日EEEE",
+            "yyyy 년 M월 d일 (EEE)",
+            "EEEEที่ d MMMM y г.",
+            "YYYY [week] w",
         ),
         *("text/html; charset=utf-8", "application/json, text/plain;q=0.9, */*", "*.png, *.{a,b}"),
         *("color: red; margin: 0", "margin: 0 auto", "border: 1px solid #ccc", "--a: b;"),
@@ -161,7 +164,12 @@ def test_values_that_are_code_with_spaces_stay(value):
             "Mmm...",
             "MM Kim",
             "AA dd, yes",
+            "YYYY-MM-DD 형식으로 입력하세요",
+            "MM/DD 형식",
+            "HH:mm까지",
+            "yyyy-MM-dd 形式で入力",
             "text / image",
+            "Image/Photo, Text/Video",
             "image/s; or text",
             "*.txt files",
         ),
@@ -173,6 +181,11 @@ def test_values_that_are_code_with_spaces_stay(value):
 )
 def test_values_that_only_look_like_code_with_spaces_are_texts(value):
     assert translated("a.json", json.dumps([value]), capitals)[0] == [value]
+
+
+def test_brackets_after_a_format_of_dates_take_time_that_grows_with_their_number():
+    """The time limit of a test is the bar: a time in the square of the number is minutes here."""
+    assert len(translated("a.json", json.dumps(["yy" + "[" * 2_000_000]), capitals)[0]) == 1
 
 
 @pytest.mark.parametrize(
