@@ -11,6 +11,7 @@ from seq2seq_serve.documents.segments import LETTER
 from seq2seq_serve.documents.spans import Here, Placed
 
 _NUM_COMPARED = 16  # texts with the same first word that are looked for in a translation
+_ARTICLE = 3  # characters that one has at most
 _BEGIN = 3  # characters that words have in common with their translation
 _WORD, _WORD_OR_MARK = re.compile(r"\w+"), re.compile(r"\w+|[^\w\s]")
 _DIGIT = re.compile(r"\d")
@@ -75,14 +76,17 @@ def with_fixed(parts: list[Placed], texts: Sequence[Here]) -> list[Placed]:
 def _may_translate(target: str, text: str) -> bool:
     """Whether a part of a translation may be that of a fixed text.
 
-    It shares a word or the begin of one with it, or has as many words or one more. A text with a digit, such
-    as a reference, or without a letter has no translation that shares nothing with it.
+    It shares a word or the begin of one with it, or has as many words beside an article. A text with a
+    digit, such as a reference, or without a letter has no translation that shares nothing with it.
     """
     begins = [{word[:_BEGIN] for word in _WORD.findall(each.casefold())} for each in (target, text)]
     if not begins[0].isdisjoint(begins[1]) or target.strip() == text.strip():
         return True
-    is_name = LETTER.search(text) is not None and not _DIGIT.search(text)
-    return is_name and len(target.split()) <= len(text.split()) + 1  # an article
+    words, num_words = target.split(), len(text.split())
+    has_article = len(words) == num_words + 1 and len(words[0]) <= _ARTICLE
+    return (
+        LETTER.search(text) is not None and not _DIGIT.search(text) and len(words) <= num_words + has_article
+    )
 
 
 def _without(marks: str, own: str) -> str:

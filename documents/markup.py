@@ -41,6 +41,7 @@ MAX_COPIES = 4  # how often the markup of a text may be written around parts of 
 _NEAR = 32  # events before a text among which the begin of a range is placed
 _MOST_TOKENS = 256  # of a part without texts
 _TAG_NAME = re.compile(r"<([^\s/>]+)")
+_LINKS = frozenset(["a", "["])  # of HTML and Markdown
 _BETWEEN = re.compile(r"\s++[|¦·•›»]\s++")  # two links of a menu, or the parts of a path
 _LONG_NUMBER = re.compile(r"&#[0-9]{1000,}+;?")  # has more digits than `html.unescape` reads
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -474,6 +475,7 @@ class Flows:
         self._parts: list[str | Here | Tag | _Flow] = []
         self._place = self._begin = NO_TAG
         self._extended = NO_TAG  # the last tag with properties
+        self._end_of_link = -1  # the number of tokens, if the last one ends a link
         self._names: list[str] = []  # of the tags around the place
         self._num_open = Counter[str]()
         self._num_texts = self._num_before = 0  # of the document, and those before the flow
@@ -513,8 +515,9 @@ class Flows:
         return Part(segments, lambda: changed("".join(map(_written, tokens))))
 
     def add_text(self, markup: str, text: str, around: tuple[str, str] = ("", "")) -> None:
-        """Adds a text, and what is written around its translations; a mark between two links ends a text."""
-        if self.has_words and self.tags is None and not any(around) and _BETWEEN.fullmatch(text):
+        """Adds a text, and what is written around its translations; a mark after a link ends it."""
+        is_after_link = self._end_of_link == len(self._tokens)
+        if is_after_link and self.has_words and self.tags is None and _BETWEEN.fullmatch(text):
             self.end(markup)
             return
         here = Here(markup, self._place, around, text, number=self._num_texts)
@@ -647,6 +650,7 @@ class Flows:
             self._place.close = markup
         self._leave()
         self._tokens.append(markup)
+        self._end_of_link = len(self._tokens) if name in _LINKS else -1
 
     def close_all(self) -> None:
         """Adds the end of a string, in which tags may lack their ends."""

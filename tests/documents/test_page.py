@@ -399,7 +399,7 @@ def test_no_link_is_lost_while_there_are_words_and_no_empty_element_ever(seed):
 
 
 def test_links_of_a_menu_are_texts_of_their_own():
-    page = "<nav><a href=1>one</a> | <a href=2>two</a> &middot; <b>three | four</b></nav>"
+    page = "<nav><a href=1>one</a> | <a href=2>two</a> &middot; <b>three | four</b> | five</nav>"
     texts, written = translated("a.html", page, capitals)
-    assert texts == ["one", "two", "three | four"]
-    assert written == "<nav><a href=1>ONE</a> | <a href=2>TWO</a> &middot; <b>THREE | FOUR</b></nav>"
+    assert texts == ["one", "two", "three | four | five"]
+    assert written == "<nav><a href=1>ONE</a> | <a href=2>TWO</a> &middot; <b>THREE | FOUR</b> | FIVE</nav>"
