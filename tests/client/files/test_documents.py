@@ -275,6 +275,7 @@ def test_what_does_not_fit_a_document_is_one_line(run, capsys, tmp_path, flags, 
     assert message in line
 
 
+_QUICK = frozenset([".docx", ".html", ".po"])  # an archive, a page and a catalog; the others take a minute
 _HARD_BYTES, _BOMB_BYTES = 100_000, 40_000
 _LANGUAGES = "en", "ko"
 _TRANSLATED = [name for name, attack in ATTACKS.items() if not attack.is_refused]
@@ -344,7 +345,9 @@ async def _translate_file(path: Path, folder: Path) -> None:
     await worker.stop()
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize(
+    "suffix", [pytest.param(one, marks=[] if one in _QUICK else [pytest.mark.slow]) for one in SUFFIXES]
+)
 def test_a_document_takes_at_most_ten_times_its_size(suffix, tmp_path):
     """It was up to 65 times: all tags, texts and answers were held until the end.
 
