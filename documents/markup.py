@@ -500,6 +500,11 @@ class Flows:
         return "" if len(self._pieces) == 1 and text.isspace() else text
 
     @property
+    def is_within(self) -> bool:
+        """Whether a picture or formula would stand within a sentence here, after a word and a space."""
+        return self.has_words and self.last_characters[-1:].isspace()
+
+    @property
     def place(self) -> Tag:
         """The tag around what follows."""
         return self._place

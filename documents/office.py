@@ -556,16 +556,12 @@ class _PageContent(Content):
             return self._add_fixed if name in self._names.around else self.flows.end
         if name not in _PICTURES:
             return super()._kept_by(event, name)
-        if not self._is_within:
+        if not self.flows.is_within:
             return self.flows.end
         return self._add_fixed if name == _MATH else self._add_picture
 
-    @property
-    def _is_within(self) -> bool:
-        return self.flows.has_words and self.flows.last_characters[-1:].isspace()
-
     def _is_box(self, name: str) -> bool:
-        return name in _EMBEDDED and self._is_within
+        return name in _EMBEDDED and self.flows.is_within
 
     def _add_picture(self, markup: str) -> None:
         self.flows.add_fixed(markup, "")

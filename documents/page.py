@@ -213,7 +213,7 @@ class HtmlDocument(Document):
 
     def _add_embedded(self, tag: re.Match[str], name: str) -> int:
         """Adds an element with texts of its own within a sentence; returns the place after it, or 0."""
-        if name not in EMBEDDED or self._is_embedded or not self._is_within:
+        if name not in EMBEDDED or self._is_embedded or not self._flows.is_within:
             return 0
         end = EMBEDDED[name].search(self._text, tag.end(), tag.end() + _EMBEDDED_CHARACTERS)
         if end is None or not _GOES_ON.match(self._text, end.end()):
@@ -246,7 +246,7 @@ class HtmlDocument(Document):
         is_empty = name in VOID or markup.endswith("/>")
         values = {} if self._left_out else _values(markup, len(name) + 1)
         if self._left_out or name in _LEFT_OUT or name in FIXED or self._is_kept(name, values):
-            is_inline = name in _WITHIN or (name in _DRAWN and self._is_within)
+            is_inline = name in _WITHIN or (name in _DRAWN and self._flows.is_within)
             if not is_inline and self._left_out not in _DRAWN:
                 self._break_fixed()
             if self._fixed or (is_inline and not is_empty and not self._left_out):
@@ -261,7 +261,7 @@ class HtmlDocument(Document):
         if name in INLINE:
             is_single = name not in FORMATTING or "id" in values or "name" in values
             tag = self._flows.open(markup, name, is_single=is_single)
-        elif name == "img" and self._is_within:
+        elif name == "img" and self._flows.is_within:
             picture = self._flows.add_fixed(markup, "")
             self._add_attributes(markup, partial(setattr, picture, "markup"), name, values)
             return
@@ -275,11 +275,6 @@ class HtmlDocument(Document):
         tag = next((_value(values[each]) for each in _LANGUAGES if each in values), "")
         is_foreign = name not in ("html", "body") and is_other_language(tag, self.source_language)
         return is_foreign or _is_kept_by(values)
-
-    @property
-    def _is_within(self) -> bool:
-        """Whether a picture or formula stands within a sentence, after a word and a space."""
-        return self._flows.has_words and self._flows.last_characters[-1:].isspace()
 
     def _end(self, markup: str, name: str) -> None:
         """Adds the end of an element. That of one around an element that is left out also ends this one."""

@@ -143,7 +143,7 @@ class Tags:
                     flows.add_fixed("".join(parts[place - 1 : place + 2]), text)
                     place += 2
                     continue
-            if name in self._single and flows.has_words and flows.last_characters[-1:].isspace():
+            if name in self._single and flows.is_within:
                 flows.add_fixed(part, "")
             elif name in _BLOCKS or name in _WITHOUT_END or name in self._single:
                 flows.end(part)

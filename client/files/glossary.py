@@ -260,7 +260,7 @@ def _tag(cell: str) -> str:
 
 
 def _named_columns(path: Path, row: list[str], languages: tuple[str, str]) -> tuple[int, int] | None:
-    """Returns the places of the terms and translations if a first line names them, and has no term.
+    """Returns the places of the columns that a first line names; None if it is a term.
 
     Raises:
         WrongFile: It names two languages in English, and the run has others.

@@ -64,7 +64,7 @@ def test_a_page_without_translations_is_as_it_was(path, newline):
 
 
 def _structure(tokens: list) -> list[tuple]:
-    """What a page has but its texts, in any order: the words of a paragraph are in another one."""
+    """Returns the tokens of a page that are no text, sorted: a translation may change their order."""
     found = []
     for token in tokens:
         code = token.content if "code" in token.type or "html" in token.type or token.type == "fence" else ""
