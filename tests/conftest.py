@@ -64,6 +64,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.import_plugin("tests.models")
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Returns the name of a parameter that is not text: its argument's.
+
+    Packed content has the time in it, and processes compare the names of their tests.
+    """
+    return argname if isinstance(val, bytes) and not (val.isascii() and val.decode().isprintable()) else None
+
+
 def pytest_report_header() -> str:
     """Returns the line that names the instructions whose tests this machine cannot run."""
     available = kernels.available_instructions()
