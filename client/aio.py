@@ -167,7 +167,7 @@ class AsyncClient(Connection):
             with client_errors(self.address):
                 return rpc.read(await rpc.method(rpc.request, **rpc.settings))
         except ClientError as error:
-            if not error.is_by_health_check:
+            if not error.may_be_by_health_check:
                 raise
         with client_errors(self.address):
             return rpc.read(await rpc.direct(rpc.request, **rpc.settings))
@@ -183,7 +183,7 @@ class AsyncClient(Connection):
                         yield each.read(answer)
                 return
             except ClientError as error:
-                if not error.is_by_health_check or each is not rpc:
+                if not error.may_be_by_health_check or each is not rpc:
                     raise
             finally:
                 call.cancel()

@@ -16,6 +16,7 @@ from seq2seq_serve.protos.details_pb2 import BadRequest, ErrorInfo, RetryInfo, S
 from seq2seq_serve.protos.seq2seq_v1_pb2 import BatchError
 
 _UNHEALTHY = "backend unhealthy"  # what gRPC reports if the health check answers NOT_SERVING
+_NO_ADDRESS = "connections to all backends failing"  # before the error of one of them
 # What gRPC reports if a proxy ends a call whose server it has lost: INTERNAL_ERROR or CANCEL of HTTP/2.
 _LOST = re.compile(r"RST_STREAM with error code [28]\b")
 _REQUEST_ID = "x-request-id"
@@ -86,9 +87,12 @@ class ClientError(Exception):
         )
 
     @property
-    def is_by_health_check(self) -> bool:
-        """Whether the call was not sent, because the health check of every server reports NOT_SERVING."""
-        return self.reason == _NOT_SERVING
+    def may_be_by_health_check(self) -> bool:
+        """Whether the call was not sent, and a server may only be left out for its health check.
+
+        Of several addresses, like the two of localhost, gRPC reports the error of one.
+        """
+        return self.reason == _NOT_SERVING or _NO_ADDRESS in self.message
 
     @property
     def is_blank_source(self) -> bool:

@@ -163,7 +163,7 @@ async def transcribe(
                     raise
                 return
         except ClientError as error:
-            if not error.is_by_health_check or each is not rpc or sending is not None:
+            if not error.may_be_by_health_check or each is not rpc or sending is not None:
                 raise
         finally:
             if sending is not None:

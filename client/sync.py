@@ -46,7 +46,7 @@ class Pending(Generic[Answer]):
     def result(self) -> Answer:
         """Waits for the answer and returns it."""
         outcome = self.outcome()
-        if isinstance(outcome, ClientError) and outcome.is_by_health_check:
+        if isinstance(outcome, ClientError) and outcome.may_be_by_health_check:
             self._send(self._rpc.directly)
             outcome = self.outcome()
         if isinstance(outcome, ClientError):
@@ -92,7 +92,7 @@ def _streaming(
                     yield from map(each.read, call)
                 return
             except ClientError as error:
-                if not error.is_by_health_check or each is not rpc:
+                if not error.may_be_by_health_check or each is not rpc:
                     raise
             finally:
                 call.cancel()

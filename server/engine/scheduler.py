@@ -218,7 +218,7 @@ class Scheduler:
             # Short steps take less time than what is done around them. A row that ends in the middle has
             # some positions computed in vain.
             most = min(_MOST_STEPS, int(_SHORT_TURN_SECONDS / self._step_seconds))
-            if all(row.num_simple or row.is_simple for row in rows):
+            if all(row.num_simple or row.may_repeat_steps for row in rows):
                 num_steps = min(most, 1 + min(row.num_simple or row.num_draftable for row in rows))
         return StepPlan(moves, tuple(admitted), rows, alignments, drafts, num_steps)
 

@@ -159,8 +159,8 @@ def extend(sequence: Sequence, token_id: int, eos_ids: Collection[int]) -> bool:
             reason = FinishReason.LENGTH
         else:
             sequence.tail = tail
-            is_simple = request.is_plain and request.stops is None and not request.attention
-            sequence.num_simple = num_left - 1 if is_simple else 0
+            is_appended = request.is_plain and request.stops is None and not request.attention
+            sequence.num_simple = num_left - 1 if is_appended else 0
             return False
     sequence.num_simple = 0
     search.rows.remove(sequence)

@@ -121,7 +121,7 @@ class Sequence:
         return len(self.token_ids) - len(self.request.prefix_ids)
 
     @property
-    def is_simple(self) -> bool:
+    def may_repeat_steps(self) -> bool:
         """Whether nothing but steps is needed for its next tokens."""
         return self.is_plain and self.selects_one and not self.request.attention
 

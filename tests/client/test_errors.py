@@ -1,15 +1,18 @@
 import asyncio
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 import grpc
 import pytest
 from google.rpc import status_pb2
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import RequestReceived
 
-from seq2seq_serve.client import AsyncClient, ClientError, FieldViolation
+from seq2seq_serve.client import AsyncClient, Client, ClientError, FieldViolation
 
 
 class Failure(grpc.RpcError):
@@ -49,6 +52,23 @@ def test_an_unreached_server_is_reported_with_what_may_help(address, details, me
     assert error.code == "UNAVAILABLE"
     assert f" {address} ({details})" in error.message
     assert error.message.endswith(message)
+
+
+def test_a_server_that_is_about_to_end_is_called_where_another_does_not_listen():
+    """Of two addresses, gRPC reports the error of either; the client only knew that of the health check."""
+    server = grpc.server(ThreadPoolExecutor())
+    servicer = health.HealthServicer()
+    servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        for _ in range(20):
+            address = f"ipv4:127.0.0.1:{closed.getsockname()[1]},127.0.0.1:{port}"
+            with Client(address) as client, pytest.raises(ClientError, match="UNIMPLEMENTED"):
+                client.generate("abc")  # the server itself has answered
+    server.stop(None).wait()
 
 
 @asynccontextmanager
