@@ -10,6 +10,7 @@ import asyncio
 import gc
 import multiprocessing
 import os
+import selectors
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -106,7 +107,13 @@ def _settle(cores: Sequence[int]) -> None:
 
 
 def _run(loop: Callable[..., Coroutine[Any, Any, list[Outcome]]], address: str, stream: bool) -> Run:
-    return asyncio.run(_measure(loop, address, stream))
+    with asyncio.Runner(loop_factory=_precise_loop) as runner:
+        return runner.run(_measure(loop, address, stream))
+
+
+def _precise_loop() -> asyncio.AbstractEventLoop:
+    """Returns a loop whose timers are not rounded up to milliseconds, as those of epoll are."""
+    return asyncio.SelectorEventLoop(selectors.SelectSelector())
 
 
 async def _measure(
