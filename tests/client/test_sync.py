@@ -25,9 +25,9 @@ def test_options_are_a_message_or_values_by_name(client):
     assert client.translate("a\n\nb", options=message) == "a\n\nb"
 
 
-def test_a_sampled_target_does_not_begin_with_a_space(client):
+@pytest.mark.parametrize("options", [{"temperature": 0.5, "seed": 1}, {"terms": {"ab": "ab"}}])
+def test_a_sampled_target_or_one_with_terms_does_not_begin_with_a_space(client, options):
     """Its first token may be one with a space before it."""
-    options = {"temperature": 0.5, "seed": 1}
     assert client.translate(" ab", options=options) == "ab"
     *pieces, _ = client.stream(" ab", options=options)
     assert "".join(event.piece.text for event in pieces) == "ab"

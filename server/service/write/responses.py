@@ -141,8 +141,9 @@ async def pieces(reading: Reading, stream: Stream, decoding: Decoding) -> AsyncG
 def _target_text(decoding: Decoding) -> StoppedText:
     """Creates the decoder of a target's text, which ends before the first stop sequence of the request."""
     request = decoding.request
-    # A token with a space before it may be drawn first.
-    strips_space = request.sampling is not None and not request.prefix_ids and decoding.windows is None
+    # A token with a space before it may be drawn first, and a term be spelled as after another word.
+    may_begin_so = request.sampling is not None or decoding.glossary is not None
+    strips_space = may_begin_so and not request.prefix_ids and decoding.windows is None
     stream = decoding.model.target_tokenizer.stream(strips_space=strips_space)
     return StoppedText(stream, request.stops, len(request.prefix_ids))
 
