@@ -7,16 +7,16 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 
-from seq2seq_serve.bundle.words import CLOSING, OPENING, UNSPACED, is_inside
+from seq2seq_serve.bundle.words import BREAKLESS, CLOSING, OPENING, is_inside
 
 IN_PLACEHOLDERS = "%", "{", "<", "@", "://", "www.", "$t("  # each placeholder has at least one of them
 _MOST_KEPT_CHARACTERS = 100  # of a placeholder and what is beside it
 # The lengths are bounded, so that the time is linear in the length of any text.
 _PLACEHOLDER = re.compile(
     rf"""
-      (?: (?<![^\W_]) | (?<=[{UNSPACED}]) )
-      (?P<url> (?:https?://|www\.) [^\s<>"\u3000-\u303f\uff00-\uffef{UNSPACED}]{{1,2000}})
-    | (?: (?<![\w.+-]) | (?<=[{UNSPACED}]) ) [A-Za-z0-9_.+-]{{1,64}}
+      (?: (?<![^\W_]) | (?<=[{BREAKLESS}]) )
+      (?P<url> (?:https?://|www\.) [^\s<>"\u3000-\u303f\uff00-\uffef{BREAKLESS}]{{1,2000}})
+    | (?: (?<![\w.+-]) | (?<=[{BREAKLESS}]) ) [A-Za-z0-9_.+-]{{1,64}}
       @ [A-Za-z0-9_-]{{1,64}} (?:\.[A-Za-z0-9_-]{{1,64}}){{1,8}}          # an e-mail address
     """
     r"""

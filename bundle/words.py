@@ -9,12 +9,13 @@ from functools import lru_cache
 
 from seq2seq_serve.bundle.characters import HAN, INVISIBLE, KANA, SOUTH_EAST_ASIAN
 
-# Scripts without white space or marks between words, and Korean's, whose particles follow a noun without any
-UNSPACED = f"{HAN}{KANA}\u3008-\u303f{SOUTH_EAST_ASIAN}\u1100-\u11ff\u3130-\u318f\uac00-\ud7af"
+# Beside these, a word begins or ends without white space or a mark. Korean is among them, whose particles
+# follow nouns directly; Tibetan, which is in `characters.UNSPACED`, is not: it has marks between words.
+BREAKLESS = f"{HAN}{KANA}\u3008-\u303f{SOUTH_EAST_ASIAN}\u1100-\u11ff\u3130-\u318f\uac00-\ud7af"
 MAX_TERM_LENGTH = 256  # characters of a term, and of its translation
 CLOSING, OPENING = tuple(".,;:!?)]}>"), tuple("([")
 _WITHOUT_INVISIBLE = dict.fromkeys(map(ord, INVISIBLE))
-_IS_UNSPACED = re.compile(f"[{UNSPACED}]")
+_IS_BREAKLESS = re.compile(f"[{BREAKLESS}]")
 
 
 def _is_mark(character: str) -> bool:
@@ -24,7 +25,7 @@ def _is_mark(character: str) -> bool:
 _MARKS = "".join(
     filter(_is_mark, map(chr, range(0x300, 0x10000)))
 )  # accents, and vowel signs of Indic scripts
-_WORD = re.compile(rf"(?:(?![{UNSPACED}])[^\W_]|[{_MARKS}])+|\S")
+_WORD = re.compile(rf"(?:(?![{BREAKLESS}])[^\W_]|[{_MARKS}])+|\S")
 
 
 def words(text: str) -> list[str]:
@@ -42,7 +43,7 @@ def phrase(its_words: Iterable[str]) -> str:
 
 def is_inside(character: str) -> bool:
     """Returns whether a character is one of a word, so that the word goes on beside it; "" is not."""
-    if not character or _IS_UNSPACED.match(character):
+    if not character or _IS_BREAKLESS.match(character):
         return False
     return character.isalnum() or _is_mark(character)
 
@@ -50,7 +51,7 @@ def is_inside(character: str) -> bool:
 def needs_space(text: str) -> bool:
     """Returns whether white space stands before a text inside a sentence: not before a tag, for example."""
     first = text.lstrip()[:1]
-    return bool(first) and first != "<" and not _IS_UNSPACED.match(first)
+    return bool(first) and first != "<" and not _IS_BREAKLESS.match(first)
 
 
 @lru_cache(maxsize=2**16)
