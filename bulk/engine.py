@@ -9,7 +9,6 @@ from pathlib import Path
 
 from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.client.errors import ClientError, FieldViolation
-from seq2seq_serve.client.files.glossary import TermFinder
 from seq2seq_serve.client.files.plan import JobError
 from seq2seq_serve.client.files.worker import RunFiles, Worker, WorkerLost
 from seq2seq_serve.client.output import in_flags
@@ -123,8 +122,8 @@ async def start_worker(job: Job) -> Worker:
         if list(model.description.sources.values()) != [Form.TEXT]:
             raise JobError(f"{job.bundle} does not have a model that translates texts")
         engine = Engine(model, job.options, keeps_placeholders=job.keeps_placeholders)
-        terms = TermFinder(job.options) if job.options.terms else None
-        return Worker(job.files, engine, keeps_placeholders=engine.keeps_placeholders, terms=terms)
+        keeps_placeholders, terms = engine.keeps_placeholders, job.options.terms
+        return Worker(job.files, engine, keeps_placeholders=keeps_placeholders, terms=terms)
     except InvalidRequest as error:
         await model.stop()
         raise _job_error(error) from error

@@ -36,6 +36,17 @@ def words(text: str) -> list[str]:
     return _WORD.findall(unicodedata.normalize("NFC", text.translate(_WITHOUT_INVISIBLE)))
 
 
+def placed_words(text: str) -> tuple[list[str], list[tuple[int, int]]]:
+    """Returns what `words` does, and where each word begins and ends in the text.
+
+    A decomposed letter of Korean is several words.
+    """
+    shown = [place for place, character in enumerate(text) if ord(character) not in _WITHOUT_INVISIBLE]
+    found = list(_WORD.finditer(text.translate(_WITHOUT_INVISIBLE)))
+    places = [(shown[word.start()], shown[word.end() - 1] + 1) for word in found]
+    return [unicodedata.normalize("NFC", word[0]) for word in found], places
+
+
 def phrase(its_words: Iterable[str]) -> str:
     """Returns some words with a line break behind each: equal for two terms that are one in the same case."""
     return "".join(f"{word}\n" for word in its_words)

@@ -383,7 +383,8 @@ class _FileOutput:
         files = RunFiles(self._plan.field, self._writer, planned.inputs, self._memory)
 
         async def start() -> Worker:
-            return Worker(files, _Server(connect(), self._plan, self._model), report.add)
+            decoder = _Server(connect(), self._plan, self._model)
+            return Worker(files, decoder, report.add, terms=self._plan.options.terms)
 
         try:
             asyncio.run(run.translate(waiting, start, progress=progress))
@@ -490,7 +491,7 @@ class _Report:
         self.num_done = 0
         self.num_failed = 0
         self._num_from_memory = 0
-        self._flaws, self._terms = Flaws(), TermFinder(plan.options) if plan.options.terms else None
+        self._flaws, self._terms = Flaws(), TermFinder(plan.options.terms) if plan.options.terms else None
 
     def add(self, number: int, result: Translated) -> None:
         """Reports the error of a text, by its number, and counts its limits."""

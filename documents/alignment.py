@@ -220,7 +220,7 @@ def _keep(
     if not kept:
         return cuts
     present = sorted(owners)
-    inner = _innermost(kept, source.piece_at(len(source.text)) + 1)
+    inner = innermost(kept, source.piece_at(len(source.text)) + 1)
     nearest: tuple[list[int], list[int]] | None = None
     free: list[int] | None = None  # the numbers of words that may be, in their order
 
@@ -263,7 +263,7 @@ def _keep(
     return cuts
 
 
-def _innermost(kept: Iterable[range], num_pieces: int) -> list[range | None]:
+def innermost(kept: Iterable[range], num_pieces: int) -> list[range | None]:
     """Returns for each piece the innermost of the pieces that belong together around it."""
     found, around = list[range | None](), list[range]()
     waiting = sorted(kept, key=lambda group: (-group.start, group.stop))  # the next one is last

@@ -21,6 +21,7 @@ from typing import IO, ClassVar
 
 from seq2seq_serve.bundle.placeholders import placeholders
 from seq2seq_serve.documents.alignment import formatted, longest, text_of
+from seq2seq_serve.documents.terms import NO_TERMS, WholeTerms
 from seq2seq_serve.protos.languages import is_other_language
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse
 
@@ -189,10 +190,14 @@ class Segment:
         """Whether parts of it have different formattings."""
         return len({formatting for text, formatting in self.pieces if text.strip()}) > 1
 
-    def translate(self, answer: GenerateResponse) -> None:
+    def translate(self, answer: GenerateResponse, terms: WholeTerms = NO_TERMS) -> None:
         """Puts the answer to its text into the document, with the white space around it.
 
         A text is a line, and so is its translation: a memory may have it in several.
+
+        Args:
+            answer: The answer.
+            terms: The terms of its options.
         """
         target = _CONTROL.sub(" ", answer.hypotheses[0].text).strip()
         if target == self.text:
@@ -208,6 +213,7 @@ class Segment:
         if self.is_formatted:
             alignments = [part.hypotheses[0].word_alignment for part in answer.sentences or [answer]]
             pieces = self._with_whole_placeholders(formatted(self.pieces, target, self.kept, alignments))
+            pieces = terms.joined(self.pieces, pieces, self.kept)
         before = _space(self.pieces)
         after = [(text[::-1], number) for text, number in reversed(self.pieces)]
         after = [(text[::-1], number) for text, number in reversed([*_space(after)])]

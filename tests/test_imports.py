@@ -51,7 +51,7 @@ AT_HOME = {
 # Of bundle, what the client and its documents may import: client and server meet in protos.
 FOR_CLIENTS = {
     "client": {"characters", "files", "pictures", "placeholders", "words"},
-    "documents": {"characters", "placeholders"},
+    "documents": {"characters", "placeholders", "terms", "words"},
 }
 # Inside the server, from the top: each may import what stands below it. What is not listed is used by all.
 SERVER_LAYERS = [

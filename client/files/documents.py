@@ -20,6 +20,7 @@ from seq2seq_serve.documents.segments import (
     suffix_of,
     wrong_file,
 )
+from seq2seq_serve.documents.terms import NO_TERMS, WholeTerms
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
 
 _TEXTS_AT_ONCE = 64  # are read by another thread
@@ -69,11 +70,18 @@ class DocumentTranslation:
         path: The file.
         num_texts: The number of its texts when the run was planned.
         languages: See `read_document`.
+        terms: Those of its texts.
     """
 
-    def __init__(self, path: Path, num_texts: int, languages: tuple[str, str] = ("", "")) -> None:
+    def __init__(
+        self,
+        path: Path,
+        num_texts: int,
+        languages: tuple[str, str] = ("", ""),
+        terms: WholeTerms = NO_TERMS,
+    ) -> None:
         document = self._document = read_document(path, languages)
-        self._path, self._num_texts = path, num_texts
+        self._path, self._num_texts, self._terms = path, num_texts, terms
         self._is_software = is_software(path)
         self._parts: deque[Part] = deque()  # read and not yet written
         self._num_answered = 0  # segments of the first of them
@@ -100,7 +108,7 @@ class DocumentTranslation:
             segment = self._parts[0].segments[self._num_answered]
             self._num_answered += 1
             if answer.hypotheses:
-                segment.translate(answer)
+                segment.translate(answer, self._terms)
 
     def content(self) -> bytes:
         """Returns the content of the translated file, after the last answer."""

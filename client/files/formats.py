@@ -31,6 +31,7 @@ from seq2seq_serve.client.rpcs import Translated
 from seq2seq_serve.commands import needs_extra
 from seq2seq_serve.documents.kinds import DOCUMENTS
 from seq2seq_serve.documents.segments import COMPRESSED, suffix_of
+from seq2seq_serve.documents.terms import NO_TERMS, WholeTerms
 
 FORMATS = (TEXT, JSONL, PARQUET)
 ANSWERS = "answers"  # whole answers as lines of JSON, without the records of the input
@@ -196,8 +197,10 @@ class Reader:
     there. Otherwise all that comes before would be decompressed again.
     """
 
-    def __init__(self, text_field: str, languages: tuple[str, str] = ("", "")) -> None:
-        self._languages = languages
+    def __init__(
+        self, text_field: str, languages: tuple[str, str] = ("", ""), terms: WholeTerms = NO_TERMS
+    ) -> None:
+        self._languages, self._terms = languages, terms
         self._field = text_field
         self._path = ""
         self._stream: BinaryIO | None = None
@@ -214,7 +217,9 @@ class Reader:
         try:
             kind = format_of(Path(shard.input))
             if kind == DOCUMENT:
-                document = DocumentTranslation(Path(shard.input), shard.num_lines, self._languages)
+                document = DocumentTranslation(
+                    Path(shard.input), shard.num_lines, self._languages, self._terms
+                )
                 return Lines([], None, set(), document)
             return self._read_rows(shard) if kind == PARQUET else self._read_lines(shard)
         except BaseException:

@@ -6,7 +6,7 @@ import csv
 import io
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from seq2seq_serve.client.files.pairs import LanguagePair, Model, Side, language
 from seq2seq_serve.documents.segments import WrongFile, wrong_file
 from seq2seq_serve.protos.languages import is_known, is_same_language, tag_of
 from seq2seq_serve.protos.options import OPTIONS, terms_of
-from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, Term
 
 MAX_TERMS = OPTIONS["terms"].max_items or 0
 _MAX_NAMED = 3  # wrong lines
@@ -92,9 +92,9 @@ class TermFinder:
     Long texts are searched in their beginning only.
     """
 
-    def __init__(self, options: GenerateOptions) -> None:
-        self._terms = _by_first_word(term.source for term in options.terms)
-        self._translations = _by_first_word(term.target for term in options.terms)
+    def __init__(self, terms: Sequence[Term]) -> None:
+        self._terms = _by_first_word(term.source for term in terms)
+        self._translations = _by_first_word(term.target for term in terms)
 
     def find(self, text: str) -> tuple[list[str], list[str]]:
         """Returns the terms and the translations that are in a text."""

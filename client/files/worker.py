@@ -26,7 +26,8 @@ from seq2seq_serve.client.files.memory import TranslationMemory
 from seq2seq_serve.client.files.plan import FileState, JobError, Shard, state_of
 from seq2seq_serve.client.many import Dispatcher, answers
 from seq2seq_serve.client.rpcs import Outcome, Translated
-from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
+from seq2seq_serve.documents.terms import WholeTerms
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse, Term
 
 # Shards that a worker has at once: one is read while the last texts of others are decoded.
 MAX_OPEN_SHARDS = 3
@@ -108,7 +109,7 @@ class Worker:
         report: Is called with the number of each line, counted from 1, and its result.
         keeps_placeholders: Returns whether the target of a text has to have its placeholders. If it is given,
             the worker counts the flaws of targets.
-        terms: Finds the terms that targets have to have; None if flaws are not counted, or there are none.
+        terms: The terms of the options with which texts are decoded.
 
     Attributes:
         num_unsaved_lines: The number of lines that are finished and whose shards are not.
@@ -120,12 +121,13 @@ class Worker:
         decoder: TextDecoder,
         report: Callable[[int, Translated], None] | None = None,
         keeps_placeholders: Callable[[str], bool] | None = None,
-        terms: TermFinder | None = None,
+        terms: Sequence[Term] = (),
     ) -> None:
         self._writer, self._memory = files.writer, files.memory
         self._decoder = decoder
-        self._report, self._keeps_placeholders, self._terms = report, keeps_placeholders, terms
-        self._reader = Reader(files.text_field, files.writer.languages)
+        self._report, self._keeps_placeholders = report, keeps_placeholders
+        self._terms = TermFinder(terms) if terms and keeps_placeholders is not None else None
+        self._reader = Reader(files.text_field, files.writer.languages, WholeTerms(terms))
         self._inputs = dict(files.inputs)  # with their times on this machine, as soon as a file was compared
         self._reading, self._collecting = asyncio.Lock(), asyncio.Lock()  # both in the order of the shards
         self._shards: asyncio.Queue[Iterator[Sequence[str | ClientError]]] = asyncio.Queue()

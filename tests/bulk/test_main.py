@@ -19,6 +19,7 @@ from seq2seq_serve.bulk.engine import start_worker
 from seq2seq_serve.client import AsyncClient, GenerateOptions
 from seq2seq_serve.client.__main__ import main as client
 from seq2seq_serve.client.files.formats import Writer
+from seq2seq_serve.documents.terms import WholeTerms
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from tests.server.service.harness import on_a_thread, serving_bundles
 
@@ -435,6 +436,17 @@ def test_targets_have_the_terms_of_a_glossary(bundle_path, tmp_path, capsys):
     assert all("aw" in target for target, has in zip(targets, has_term, strict=True) if has)
     assert main([*arguments, *FLAGS]) == 2
     assert 'options terms was "1 (' in capsys.readouterr().err
+
+
+def test_the_terms_of_a_run_are_those_of_its_documents(bundle_path, tmp_path, monkeypatch):
+    """The formatting of targets depends on them."""
+    given = []
+    monkeypatch.setattr(WholeTerms, "__init__", lambda _, terms: given.extend(terms))
+    monkeypatch.setattr(WholeTerms, "joined", lambda _, source, target, kept: target)
+    (tmp_path / "a.html").write_text("<p>둘 <b>하나</b></p>")
+    arguments = [str(bundle_path), "--input", str(tmp_path / "a.html"), "--output", str(tmp_path / "out")]
+    assert main([*arguments, "--terms", "하나=aw", *FLAGS]) == 0
+    assert [(term.source, term.target) for term in given] == [("하나", "aw")]
 
 
 def test_terms_and_translations_in_the_wrong_order_are_a_warning(bundle_path, tmp_path, capsys):

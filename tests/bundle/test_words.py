@@ -1,3 +1,5 @@
+import unicodedata
+
 import pytest
 
 from seq2seq_serve.bundle.words import (
@@ -7,6 +9,7 @@ from seq2seq_serve.bundle.words import (
     is_inside,
     needs_space,
     opens,
+    placed_words,
     words,
 )
 
@@ -23,6 +26,10 @@ from seq2seq_serve.bundle.words import (
 )
 def test_a_text_has_words_and_marks_and_the_characters_of_other_scripts(text, expected):
     assert words(text) == expected
+    found, places = placed_words(f"\u200b {text}\u00ad")
+    assert found == expected
+    shown = [f"\u200b {text}"[begin:end] for begin, end in places]
+    assert [unicodedata.normalize("NFC", word) for word in shown] == expected
 
 
 def test_a_token_continues_a_word_if_it_begins_with_a_letter_of_a_script_with_spaces():

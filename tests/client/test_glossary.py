@@ -39,6 +39,13 @@ def test_targets_have_the_terms_of_a_glossary(run, flags):
     assert ("Kuh" in third) == ("--terms" in flags)
 
 
+def test_a_term_of_a_document_is_whole(run, tmp_path):
+    """Its second word had the formatting of the text after it."""
+    (tmp_path / "a.html").write_text("<p>a <b>c</b> d e</p>")
+    assert run("translate", "--input", "a.html", "--terms", "c=K L", "--output", "b.html")[CODE] == 0
+    assert "<b>K L</b>" in (tmp_path / "b.html").read_text()
+
+
 def test_a_term_of_a_glossary_and_of_a_flag_must_agree(run):
     code, out, [line] = run("translate", "a", "--glossary", "terms.tsv", "--terms", "cat=Kater")
     assert (code, out) == (1, "")

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from seq2seq_serve.documents.kinds import FILES
+from seq2seq_serve.documents.terms import NO_TERMS, WholeTerms
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     GenerateResponse,
     Hypothesis,
@@ -35,14 +36,16 @@ def capitals(text: str) -> GenerateResponse:
     return GenerateResponse(hypotheses=[Hypothesis(text=text.upper())], sentences=sentences)
 
 
-def translated(name: str, content: str | bytes, translate) -> tuple[list[str], str | bytes]:
+def translated(
+    name: str, content: str | bytes, translate, terms: WholeTerms = NO_TERMS
+) -> tuple[list[str], str | bytes]:
     """The texts of a document, and its content after their translation."""
     is_text = isinstance(content, str)
     path = Path(name)
     document = FILES[path.suffix](content.encode() if is_text else content, path)
     texts = [segment.text for segment in document.segments]
     for segment in document.segments:
-        segment.translate(translate(segment.text))
+        segment.translate(translate(segment.text), terms)
     written = document.content()
     return texts, written.decode() if is_text else written
 

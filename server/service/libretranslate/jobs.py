@@ -8,6 +8,7 @@ from functools import partial
 
 from seq2seq_serve.bundle.names import SOURCE_LANGUAGE, TARGET_LANGUAGE
 from seq2seq_serve.documents.segments import Document, kind_of, options_by_kind, software_text, with_tags
+from seq2seq_serve.documents.terms import WholeTerms
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
@@ -37,12 +38,14 @@ class TranslationUnit:
     place: int = 0
 
 
-def jobs_of(document: Document, place: int = 0, *, is_software: bool = False) -> list[TranslationUnit]:
+def jobs_of(
+    document: Document, terms: WholeTerms, place: int = 0, *, is_software: bool = False
+) -> list[TranslationUnit]:
     """Returns the jobs for the segments of a document, which may be one of a program; raises WrongFile."""
     jobs = list[TranslationUnit]()
     for segment in document.segments:
         text = software_text(segment.text, segment.with_tags) if is_software else segment.text
-        jobs.append(TranslationUnit(text, segment.translate, place))
+        jobs.append(TranslationUnit(text, partial(segment.translate, terms=terms), place))
     return jobs
 
 

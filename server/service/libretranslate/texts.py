@@ -13,6 +13,7 @@ from seq2seq_serve.documents.kinds import ARCHIVES, FILES, SOFTWARE
 from seq2seq_serve.documents.kinds import read_file as parse_file
 from seq2seq_serve.documents.page import HtmlDocument
 from seq2seq_serve.documents.segments import LETTER, Document, WrongFile, check_marks
+from seq2seq_serve.documents.terms import WholeTerms
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.languages import standard_tag
 from seq2seq_serve.server.errors import InvalidRequest
@@ -95,12 +96,12 @@ async def read_texts(fields: Fields, call: RemoteCall, held: ExitStack) -> list[
     def read(checkpoint: YieldPoint) -> list[Text]:
         contents = [text.encode() for text in fields.texts]
         _refuse_wrong(lambda: check_marks(contents, Path("q"), _MAX_HTML_MARKS, what="the texts have"), "q")
-        texts = []
+        texts, terms = [], WholeTerms(fields.options.terms)
         for place, content in enumerate(contents):
             checkpoint()
             document = HtmlDocument(content, Path("q"), "utf-8")
             document.source_language = _language_of(fields)
-            texts.append(_segmented(fields.texts[place], document, jobs_of(document, place)))
+            texts.append(_segmented(fields.texts[place], document, jobs_of(document, terms, place)))
         return texts
 
     held.enter_context(await call.room(_memory_of(num_bytes, _MAX_HTML_MARKS)))
@@ -148,7 +149,8 @@ async def read_file(fields: Fields, call: RemoteCall, held: ExitStack) -> File:
     def parse() -> tuple[Document, list[TranslationUnit]]:
         document = parse_file(suffix, content, path, _MAX_MARKS, _MAX_TEXT_BYTES)
         document.source_language = _language_of(fields)
-        return document, jobs_of(document, is_software=suffix in SOFTWARE)
+        terms = WholeTerms(fields.options.terms)
+        return document, jobs_of(document, terms, is_software=suffix in SOFTWARE)
 
     def read(_: YieldPoint) -> File:
         document, jobs = _refuse_wrong(parse, FILE)

@@ -684,6 +684,13 @@ def test_it_translates_terms_as_a_request_says(url, terms):
     assert second == "a dog"
 
 
+def test_a_term_of_html_is_whole(url):
+    """Its second word had the formatting of the text after it."""
+    fields = {"format": "html", "source": "ko", "target": "en", "terms": {"c": "K L"}}
+    status, answer = post(url, "/translate", q="a <b>c</b> d e", **fields)
+    assert (status, answer["translatedText"]) == (200, "a <b>K L</b> e")
+
+
 @pytest.mark.parametrize(("keep", "is_kept"), [(True, True), ("true", True), (False, False), ("", False)])
 @pytest.mark.parametrize("form", ["text", "html"])
 def test_it_keeps_placeholders_if_a_request_says_so(served, url, keep, is_kept, form):

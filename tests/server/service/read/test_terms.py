@@ -105,7 +105,7 @@ def test_a_glossary_takes_little_more_memory_than_its_message_and_counts_it(sour
     chance = random.Random(0)
     terms = [term(source(chance), f"t{number}", case_sensitive=number % 2) for number in range(100)]
     known = glossary(*terms)
-    found, waiting = dict[int, int](), [known._exact, known._folded]
+    found, waiting = dict[int, int](), [known._terms]
     while waiting:
         each = waiting.pop()
         if id(each) not in found and not isinstance(each, type):
