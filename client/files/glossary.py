@@ -12,11 +12,12 @@ from pathlib import Path
 
 from seq2seq_serve.bundle.characters import is_blank
 from seq2seq_serve.bundle.words import MAX_TERM_LENGTH, phrase, words
+from seq2seq_serve.client.files.columns import is_source, is_target, tag_in
 from seq2seq_serve.client.files.elements import TextElements
 from seq2seq_serve.client.files.lines import is_compressed, read_text
 from seq2seq_serve.client.files.pairs import LanguagePair, Model, Side, languages_of
 from seq2seq_serve.documents.segments import WrongFile, wrong_file
-from seq2seq_serve.protos.languages import is_known, is_same_language, tag_of
+from seq2seq_serve.protos.languages import is_known, is_same_language
 from seq2seq_serve.protos.options import OPTIONS, terms_of
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, Term
 
@@ -26,8 +27,6 @@ _MAX_SHOWN = 40  # characters of the name of a column
 _LOOKED_THROUGH = 2**12  # characters of a text
 _COMMENT = "#"
 _CSV = ".csv"
-_SOURCES = frozenset(["source", "source language", "source term", "source text", "src", "term"])
-_TARGETS = frozenset(["target", "target language", "target term", "target text", "tgt", "translation"])
 _QUOTED = re.compile(r'\s*"((?:[^"]|"")*)"\s*')  # as spreadsheets write cells with commas or quotes
 _TBX = (".tbx", ".xml")
 _WORKBOOKS = (".xls", ".xlsx", ".ods", ".numbers")
@@ -253,21 +252,15 @@ def _unquoted(cell: str) -> str:
     return quoted[1].replace('""', '"') if quoted else cell
 
 
-def _tag(cell: str) -> str:
-    """Returns the tag of the language that a cell names, such as `English (US)`; any other cell as it is."""
-    name = cell if is_known(tag_of(cell)) else cell.partition("(")[0].strip()
-    return cell if (tag := tag_of(name)) == name else tag
-
-
 def _named_columns(path: Path, row: list[str], languages: tuple[str, str]) -> tuple[int, int] | None:
     """Returns the places of the columns that a first line names; None if it is a term.
 
     Raises:
-        WrongFile: It names two languages in English, and the run has others.
+        WrongFile: It names two languages by words, and the run has others.
     """
-    names = [cell.casefold().replace("_", " ") for cell in row]
     source, target = (
-        next((place for place, name in enumerate(names) if name in its), None) for its in (_SOURCES, _TARGETS)
+        next((place for place, cell in enumerate(row) if is_its(cell)), None)
+        for is_its in (is_source, is_target)
     )
     if source is None or target is None:
         return _columns_of_languages(path, row, languages)
@@ -280,7 +273,7 @@ def _columns_of_languages(path: Path, row: list[str], languages: tuple[str, str]
     Codes are also words (`it` is `es` in German), so they must be those of the run as far as it has some. A
     row may also end with the languages of its term and translation.
     """
-    tags = [_tag(cell) for cell in row]
+    tags = [tag_in(cell) for cell in row]
     known = [language if is_known(language) else "" for language in languages]  # not mul
     pair = LanguagePair(*known)
     if is_known(tags[0]) and not any(known):

@@ -130,6 +130,28 @@ def test_each_concept_of_tbx_has_its_terms_and_the_best_translation(written):
         ("en (x)\tde (y)", ("de", "en"), False),
         ("xx\tyy", ("", ""), False),
         ("Source term\tTarget term", ("", ""), True),
+        ("source-term\tTarget (EN):", ("", ""), True),
+        ("Quelle\tZiel", ("de", "en"), True),
+        ("Begriff\tU\u0308bersetzung", ("de", "en"), True),
+        ("terme\ttraduction", ("", ""), True),
+        ("용어\t번역", ("ko", "en"), True),
+        ("Deutsch\tEnglisch", ("de", "en"), True),
+        ("Deutsch\tEnglish", ("deu_Latn", "eng_Latn"), True),
+        ("한국어\t영어", ("ko", "en"), True),
+        ("한국어\t영어", ("", ""), True),
+        ("한국어\tEnglish", ("ko", "en"), True),
+        ("简体中文\t英文", ("zh", "en"), True),
+        ("Türkçe\tİngilizce", ("tr", "en"), True),
+        ("français (France)\tallemand", ("fr", "de"), True),
+        # Terms that are such words: a name of one language, or words for one side
+        ("Deutsch\tGerman", ("de", "en"), False),
+        ("Deutsch\tGerman", ("", ""), False),
+        ("Englisch\tEnglish", ("de", "en"), False),
+        ("한국어\tKorean", ("ko", "en"), False),
+        ("Ziel\ttarget", ("de", "en"), False),
+        ("Übersetzung\ttranslation", ("de", "en"), False),
+        ("Begriff\tterm", ("de", "en"), False),
+        ("Ziel\tgoal", ("de", "en"), False),
     ],
 )
 def test_a_first_row_that_names_the_columns_is_not_a_term(written, row, languages, is_left_out):
@@ -154,6 +176,8 @@ def test_a_first_row_that_names_the_columns_is_not_a_term(written, row, language
         ("English (US)\tGerman (Austria)\nmachine\tMaschine\n", ("de", "en")),
         ("English\tGerman\nmachine\tMaschine\n", ("", "en")),
         ("en-US\tde-DE\nmachine\tMaschine\n", ("de", "en")),
+        ("Englisch\tDeutsch\nmachine\tMaschine\n", ("de", "en")),
+        ("Ziel\tQuelle\nmachine\tMaschine\n", ("de", "en")),
         ("Notes\tEnglish\tFrench\tGerman\n\tmachine\t\tMaschine\n", ("de", "en")),
         ("en-GB\ten-US\tde\nx\tmachine\tMaschine\n", ("de", "en-US")),
     ],
@@ -170,6 +194,8 @@ def test_names_of_other_languages_than_those_of_a_run_are_refused(written):
     message = "no translations from ko to en: the languages of the file are de, en"
     with pytest.raises(WrongFile, match=message):
         read_glossary(written("German\tEnglish\na\tb\n"), **languages)
+    with pytest.raises(WrongFile, match=message):
+        read_glossary(written("Deutsch\tEnglisch\na\tb\n"), **languages)
     assert read_glossary(written("German\tEnglish\na\tb\n"), target_language="en") == [("a", "b")]
 
 
@@ -184,6 +210,7 @@ def test_cells_in_quotes_are_read_as_spreadsheets_write_them(written):
         ("a.tsv", "Source\tTarget\tNote\nMaschine\tmachine\tx\nder, die\tthe\n"),
         ("a.csv", 'Source,Target,Note\r\nMaschine,machine,"a, ""b""\nc"\r\n"der, die",the\r\n'),
         ("a.csv.gz", gzip.compress(b'Maschine,machine\n"der, die",the\n')),
+        ("a.csv", '한국어,영어\nMaschine,machine\n"der, die",the\n'),
         ("a.csv", "# of us\n\nMaschine;machine\nder, die;the"),
     ],
 )
