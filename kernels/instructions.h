@@ -11,6 +11,16 @@ static bool has_avx512vnni() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
+static bool is_zen5() { // or a later processor of AMD; not every compiler has a name for it
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __builtin_cpu_is("amd") && __get_cpuid(1, &a, &b, &c, &d) && (a >> 8 & 15) + (a >> 20 & 255) >= 26;
+}
+
+static decltype(Instructions::multiply) avx512vnni_multiplication() {
+  if (is_zen5()) return multiply_by<Avx512Vnni, 1>;
+  return multiply_by<Avx512Vnni, 4>;
+}
+
 #ifdef HAS_AVXVNNI
 static bool has_avxvnni() { // g++ 12 has no name for it
   unsigned a = 0, b = 0, c = 0, d = 0;
@@ -28,7 +38,7 @@ static bool has_least() { return true; }
 // The fastest first.
 static const Instructions INSTRUCTIONS[] = {
 #if defined(__x86_64__)
-    {"avx512vnni", has_avx512vnni, 32, 4, false, 0, 16, quantize_avx512, multiply_by<Avx512Vnni, 4>, true,
+    {"avx512vnni", has_avx512vnni, 32, 4, false, 0, 16, quantize_avx512, avx512vnni_multiplication(), true,
      multiply_by<Int4Avx512Vnni, 1>},
 #ifdef HAS_AVXVNNI
     {"avxvnni", has_avxvnni, 16, 4, false, 0, 12, quantize, multiply_by<AvxVnni>, false, multiply_by<Int4Avx2>},

@@ -28,6 +28,7 @@ struct Int4Work {
   const float *bias;
   float *to; // rows with this distance
   size_t distance;
+  bool are_in_memory; // the weights
 
   const int8_t *levels_of(size_t row, size_t block) const { return levels + (row * num_blocks + block) * INT4_BLOCK; }
   int32_t offset(size_t row, size_t block) const { return offsets[row * num_blocks + block]; }
@@ -215,6 +216,7 @@ struct Int4Map {
   const uint8_t *weights; // (panels, blocks, groups, COLUMNS / 2, 4)
   const Half *scales;     // (panels, blocks, COLUMNS)
   Aligned<float> bias;    // (O,): its padding is minus infinity
+  mutable Reuse reuse;
 
   Int4Map(const Instructions *how, const uint8_t *given, size_t depth, size_t outputs, bool positive, float factor,
           const Half *weight_scales, const float *biases)
@@ -225,6 +227,7 @@ struct Int4Map {
 
   size_t num_panels() const { return panels_of(num_outputs); }
   size_t num_blocks() const { return depth / INT4_BLOCK; }
+  size_t num_bytes() const { return num_panels() * num_blocks() * INT4_BYTES; }
   static size_t padded(size_t inputs) { return int4_blocks_of(inputs) * INT4_BLOCK; }
   bool finds_largest() const { return false; }
 
@@ -234,7 +237,7 @@ struct Int4Map {
     const size_t B = num_blocks();
     instructions->multiply_int4({given.levels + first_row * depth, given.factors + first_row, given.offsets + first_row * B,
                                  B, weights + panel * B * INT4_BYTES, scales + panel * B * COLUMNS, bias + panel * COLUMNS,
-                                 to, distance},
+                                 to, distance, reuse.are_in_memory()},
                                 num_rows);
   }
 };

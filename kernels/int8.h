@@ -37,9 +37,10 @@ INLINE void prefetch(NextPanel &next) {
   next.place += next.bytes;
 }
 
-// The only tile of a panel prefetches its own weights farther ahead than the processor does by itself. On the same EPYC, with
-// weights in memory, 4, 5 and 6 rows in int8 are 1.05, 1.1 and 1.2 times as fast as without this, fewer rows no faster; in int4
-// 1 and 2 rows 1.05 times, 3 to 6 rows 1.2 to 1.4 times. With weights in a cache they take up to 1.02 times as long.
+// The only tile of a panel whose weights are in memory prefetches them farther ahead than the processor does by itself. On the
+// same EPYC 4, 5 and 6 rows in int8 are 1.05, 1.1 and 1.2 times as fast as without this, fewer rows no faster; in int4 1 and 2
+// rows 1.05 times, 3 to 6 rows 1.2 to 1.4 times. On a Zen 5 (`is_zen5`, 2026-12-01) so are 1, 2 and 3 rows in int8, 1.3, 1.1
+// and 1.2 times, and with two threads 1.25 to 1.4 times. Steps with weights in a cache would take 1.02 to 1.15 times as long.
 template <size_t STEP_BYTES> struct OwnPanel {
   static constexpr size_t AHEAD = 8192; // bytes
 
@@ -52,6 +53,24 @@ template <size_t STEP_BYTES> INLINE void prefetch(OwnPanel<STEP_BYTES> &own) {
   for (size_t line = 0; line < STEP_BYTES; line += 64) __builtin_prefetch(own.place + line, 0, 2);
   own.place += STEP_BYTES;
 }
+
+// Tells whether the weights of a map have left the caches since it was last multiplied, if ever: weights of more bytes than
+// the last-level cache of most cores were multiplied meanwhile. Threads that multiply at once may disturb what it tells.
+class Reuse {
+  static constexpr size_t CACHE_BYTES = 32 << 20;
+  static inline std::atomic<size_t> multiplied{0}; // bytes of weights of all maps
+  std::atomic<size_t> last{0};                     // what was multiplied up to the last time; 0 if there was none
+  std::atomic<bool> is_far{true};
+
+public:
+  void multiply(size_t num_bytes) {
+    const size_t now = multiplied.fetch_add(num_bytes, std::memory_order_relaxed) + num_bytes;
+    const size_t before = last.exchange(now, std::memory_order_relaxed);
+    is_far.store(!before || now - before > CACHE_BYTES, std::memory_order_relaxed);
+  }
+
+  bool are_in_memory() const { return is_far.load(std::memory_order_relaxed); }
+};
 
 // Some rows of levels, a panel of weights, and where their outputs go.
 //
@@ -71,6 +90,7 @@ struct Int8Work {
   size_t distance;
   float *largest; // output of each row, with this distance; null if it is not wanted
   size_t largest_distance;
+  bool are_in_memory; // the weights
 
   NextPanel next_panel(size_t tile, size_t num_tiles) const {
     return {weights, depth * COLUMNS, STEP_BYTES, tile, num_tiles};
@@ -104,8 +124,8 @@ INLINE Integers load(const int32_t *place) {
   return eight;
 }
 
-// Multiplies all rows in tiles of few: `Tile::run<ROWS>(work, first row, next panel)` does one. The only tile of a panel may get
-// its own panel to prefetch, from so many rows on.
+// Multiplies all rows in tiles of few: `Tile::run<ROWS>(work, first row, next panel)` does one. The only tile of a panel that is
+// in memory may get its own panel to prefetch, from so many rows on.
 template <class Tile, int LEAST_PREFETCHING = MOST_ROWS + 1, class Work> void multiply_by(const Work &work, size_t num_rows) {
   const size_t num_tiles = (num_rows + MOST_ROWS - 1) / MOST_ROWS;
   for (size_t i = 0; i < num_tiles; i++) {
@@ -114,7 +134,7 @@ template <class Tile, int LEAST_PREFETCHING = MOST_ROWS + 1, class Work> void mu
     const NextPanel next = work.next_panel(i, num_tiles);
     with_rows<MOST_ROWS>(count, [&](auto rows) {
       if constexpr (rows >= LEAST_PREFETCHING)
-        if (num_tiles == 1) return Tile::template run<rows>(work, first, OwnPanel<Work::STEP_BYTES>(work.weights));
+        if (num_tiles == 1 && work.are_in_memory) return Tile::template run<rows>(work, first, OwnPanel<Work::STEP_BYTES>(work.weights));
       Tile::template run<rows>(work, first, next);
     });
   }
@@ -355,6 +375,7 @@ struct Int8Map {
   const int8_t *weights;        // as they are packed for the instructions
   Aligned<int32_t> column_sums; // (O,): of the weights
   Aligned<float> scales, bias;  // (O,): of the columns; the padding of the bias is minus infinity
+  mutable Reuse reuse;
 
   Int8Map(const Instructions *how, const int8_t *packed, size_t depth, size_t outputs, bool positive, const int32_t *sums,
           const float *weight_scales, const float *biases)
@@ -366,6 +387,7 @@ struct Int8Map {
   }
 
   size_t num_panels() const { return panels_of(num_outputs); }
+  size_t num_bytes() const { return depth * num_outputs; }
   bool finds_largest() const { return instructions->finds_largest; }
   size_t row_bytes() const { return depth * (instructions->has_wide_levels ? 2 : 1); }
 
@@ -375,7 +397,7 @@ struct Int8Map {
     const size_t first = panel * COLUMNS, bytes = row_bytes();
     instructions->multiply({given.levels + first_row * bytes, given.scales + first_row, given.shifts + first_row, bytes,
                             depth, weights + first * depth, column_sums.data() + first, scales.data() + first, bias + first,
-                            to, distance, largest, num_panels()},
+                            to, distance, largest, num_panels(), reuse.are_in_memory()},
                            num_rows);
   }
 };

@@ -29,6 +29,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -439,6 +440,7 @@ template <class Weights> struct Quantized {
   }
 
   template <class Multiplication> void run(void *context, const Multiplication &work) const {
+    map->reuse.multiply(map->num_bytes());
     // Fewer than 32 rows take as long as 32, to read the weights.
     compute(context, work,
             std::max<size_t>(work.num_rows, 32) * map->depth * map->num_outputs / map->instructions->speed);

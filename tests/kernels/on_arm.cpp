@@ -14,6 +14,7 @@
 //   instructions                   -> their name
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>

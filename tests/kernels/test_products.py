@@ -163,8 +163,10 @@ def inputs_of(N, width):
 def test_every_kind_of_instructions_gives_the_same_bits(N, width, num_outputs, is_positive, bits, isa):
     model, constants = linear_of(width, num_outputs, bits, is_positive=is_positive)
     x = inputs_of(N, width)
-    (output,) = session_of(model, has_kernels=True).run(None, {"x": x})
-    np.testing.assert_array_equal(output, expected_of(x, constants, is_positive=is_positive))
+    session = session_of(model, has_kernels=True)
+    for _ in ("from memory", "from caches"):
+        (output,) = session.run(None, {"x": x})
+        np.testing.assert_array_equal(output, expected_of(x, constants, is_positive=is_positive))
 
 
 @BITS
