@@ -675,7 +675,9 @@ class Flows:
             if self.tags is not None and not has_marks:
                 with_tags = self.tags.whole([_written(token) for token in tokens])
             self._parts.append(flow)
-            self.segments.append(Segment(pieces, flow.translate, kept, with_tags))
+            texts = (one for one in tokens if isinstance(one, Here) and one.around is not None)
+            fixed = {number for (_, number), here in zip(pieces, texts, strict=True) if here.is_fixed}
+            self.segments.append(Segment(pieces, flow.translate, kept, with_tags, fixed))
             self._tokens, self._pieces, self._kept, self._closes = [], [], [], {}
         else:
             self._parts += self._tokens

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import ClassVar
 from urllib.parse import unquote
 
+from seq2seq_serve.documents.alignment import text_of
 from seq2seq_serve.documents.archive import Archive
 from seq2seq_serve.documents.elements import (
     BEGIN,
@@ -290,7 +291,12 @@ class Spreadsheet(_OfficeFile):
 
     def parts(self) -> Iterator[Part]:
         for part in super().parts():
-            part.segments = [segment for segment in part.segments if segment.text not in self._columns]
+            wholes = (" ".join(text_of(segment.pieces).split()) for segment in part.segments)
+            part.segments = [
+                segment
+                for segment, whole in zip(part.segments, wholes, strict=True)
+                if whole not in self._columns
+            ]
             yield part
 
     def _names_of_texts(self) -> Iterable[str]:

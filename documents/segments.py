@@ -12,10 +12,10 @@ import io
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import IO, ClassVar
 
@@ -43,6 +43,17 @@ LINE_BREAK = re.compile(r"\r\n|\r|\n")
 _NOT_TEXT = re.compile(r"\{\s*+[\w.]++\s*+,\s*+(?:plural|select|selectordinal|choice)\s*+,|[\ud800-\udfff]")
 _MAY_BE_PLACEHOLDER = re.compile(r"[<{$%@]|://|www\.")
 _DIRECTIVE = re.compile(r"%[-_^#0]?[a-zA-Z]")  # of a format for dates
+# Marks of a list that are typed before a text. A dash or number without white space after it is none.
+_MARKS = re.compile(
+    r"""
+    \s*+ (?:
+        (?: [-*+‐-―−·・※›»ㅇ] | [←-⇿∙⌀-⏿①-⓿■-➿⬀-⯿\U0001f300-\U0001faff]\ufe0f?+
+          | \[[ xX]\] | \([ ]\) | \(?(?:[0-9]{1,3}|[a-zA-Z]|[ivx]{2,5})\) ) \s++
+        | [•‣⁃▪▫◦☐-☒✓-✘\uf000-\uf0ff]\ufe0f?+\s*+
+    )++
+    """,
+    re.VERBOSE,
+)
 _CONTROL = re.compile(r"\s*[\x00-\x1f\x7f-\x9f\u2028\u2029]\s*+")  # line breaks, tabs, and what no text has
 
 
@@ -72,6 +83,17 @@ def has_words(text: str) -> bool:
         parts.append(text[end:begin])
         end = after
     return LETTER.search(_DIRECTIVE.sub("", " ".join([*parts, text[end:]]))) is not None
+
+
+def begin_of(text: str) -> str:
+    """Returns the marks of a list that a text begins with, and the white space around them; empty if none.
+
+    A text that has them at its end, too, such as "- or -", does not begin with them.
+    """
+    found = _MARKS.match(text)
+    if found is None or text.rstrip().endswith(f" {found[0].strip()}"):
+        return ""
+    return found[0] if LETTER.search(text, found.end()) else ""
 
 
 def has_choice(text: str) -> bool:
@@ -124,7 +146,7 @@ def software_text(text: str, with_tags: str = "") -> SoftwareText:
     if not isinstance(text, FormattedText):
         return SoftwareText(text)
     found = FormattedSoftwareText(text)
-    found.with_tags = " ".join(with_tags.split())
+    found.with_tags = " ".join(with_tags.removeprefix(begin_of(with_tags)).split())
     return found
 
 
@@ -172,23 +194,38 @@ class Segment:
         kept: The numbers of pieces that belong together, such as those of a link; the inner of two is first.
             One of them gets a word of the target, as far as there are enough words.
         with_tags: Its text with the tags that a program has in it; empty if there are none.
+        fixed: The formattings of pieces that are not typed, such as code, which are no marks of a list.
     """
 
     pieces: Sequence[TextSpan]
     write: Callable[[Sequence[TextSpan]], None]
     kept: Sequence[range] = ()
     with_tags: str = ""
+    fixed: Collection[int] = ()
 
     @property
     def text(self) -> str:
-        """The whole text, with single spaces; a `FormattedText` if its parts have different formattings."""
-        text = " ".join(text_of(self.pieces).split())
-        return FormattedText(text) if self.is_formatted else text
+        """What is sent: the text after `begin_of` it, with single spaces.
 
-    @property
-    def is_formatted(self) -> bool:
-        """Whether parts of it have different formattings."""
-        return len({formatting for text, formatting in self.pieces if text.strip()}) > 1
+        A `FormattedText` if its parts have different formattings.
+        """
+        _, pieces = self._cut()
+        text = " ".join(text_of(pieces).split())
+        return FormattedText(text) if _is_formatted(pieces) else text
+
+    def _cut(self) -> tuple[Sequence[TextSpan], Sequence[TextSpan]]:
+        """Returns the pieces of the marks that it begins with, and all pieces, without these marks."""
+        typed = takewhile(lambda piece: piece[1] not in self.fixed, self.pieces)
+        whole = text_of(self.pieces)
+        left = min(len(begin_of(whole)), len(text_of(typed)))
+        if not left:
+            return (), self.pieces
+        begin, rest = list[TextSpan](), list[TextSpan]()
+        for text, number in self.pieces:
+            begin.append((text[:left], number))
+            rest.append((text[left:], number))
+            left = max(left - len(text), 0)
+        return begin, rest
 
     def translate(self, answer: GenerateResponse, terms: WholeTerms = NO_TERMS) -> None:
         """Puts the answer to its text into the document, with the white space around it.
@@ -205,19 +242,21 @@ class Segment:
             return
         if self.with_tags and _tags_of(target) == _tags_of(self.with_tags):
             whole = text_of(self.pieces)
-            end = len(whole.rstrip())
-            spaced = f"{whole[: len(whole) - len(whole.lstrip())]}{target}{whole[end:]}"
+            begin, end = len(whole) - len(whole.lstrip()), len(whole.rstrip())
+            spaced = f"{begin_of(self.with_tags) or whole[:begin]}{target}{whole[end:]}"
             self.write([(spaced, WITH_TAGS)])
             return
-        pieces = [(target, longest(self.pieces))]
-        if self.is_formatted:
+        marks, sent = self._cut()
+        pieces = [(target, longest(sent))]
+        if _is_formatted(sent):
             alignments = [part.hypotheses[0].word_alignment for part in answer.sentences or [answer]]
-            pieces = self._with_whole_placeholders(formatted(self.pieces, target, self.kept, alignments))
-            pieces = terms.joined(self.pieces, pieces, self.kept)
-        before = _space(self.pieces)
-        after = [(text[::-1], number) for text, number in reversed(self.pieces)]
+            kept = [group for group in self.kept if text_of(sent[group.start : group.stop]).strip()]
+            pieces = self._with_whole_placeholders(formatted(sent, target, kept, alignments))
+            pieces = terms.joined(sent, pieces, kept)
+        before = _space(sent)
+        after = [(text[::-1], number) for text, number in reversed(sent)]
         after = [(text[::-1], number) for text, number in reversed([*_space(after)])]
-        groups = groupby([*before, *pieces, *after], key=lambda piece: piece[1])
+        groups = groupby([*marks, *before, *pieces, *after], key=lambda piece: piece[1])
         self.write([(text_of(group), number) for number, group in groups])
 
     def _with_whole_placeholders(self, pieces: Sequence[TextSpan]) -> list[TextSpan]:
@@ -240,6 +279,11 @@ class Segment:
                 formattings[begin:end] = [chosen] * len(inside)
         runs = groupby(zip(target, formattings, strict=True), key=lambda one: one[1])
         return [("".join(character for character, _ in run), formatting) for formatting, run in runs]
+
+
+def _is_formatted(pieces: Sequence[TextSpan]) -> bool:
+    """Whether parts of a text have different formattings."""
+    return len({formatting for text, formatting in pieces if text.strip()}) > 1
 
 
 def _space(pieces: Iterable[TextSpan]) -> Iterator[TextSpan]:

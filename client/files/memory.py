@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from seq2seq_serve.client.files.elements import TextElements
 from seq2seq_serve.client.files.pairs import LanguagePair, Side
-from seq2seq_serve.documents.segments import FormattedText, with_tags, wrong_file
+from seq2seq_serve.documents.segments import FormattedText, begin_of, with_tags, wrong_file
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse, Hypothesis
 
 MAX_ENTRIES = 5_000_000  # of a memory, each of which takes some 300 bytes
@@ -25,7 +25,9 @@ class TranslationMemory:
     """
 
     def __init__(self, translations: Iterable[tuple[str, str]] = ()) -> None:
-        self._targets = {_key(source): target for source, target in translations}
+        self._targets = {
+            _key(text): its for source, target in translations for text, its in _with_begin(source, target)
+        }
 
     def __len__(self) -> int:
         return len(self._targets)
@@ -125,7 +127,8 @@ class _Tmx(TextElements):
             return
         date = self._target_rank[1]
         for source in self._sources:
-            self._add(_key(source), date)
+            for text, target in _with_begin(source, self._target):
+                self._add(_key(text), target, date)
 
     def take(self, text: str) -> None:
         if self._side is Side.SOURCE:
@@ -133,17 +136,25 @@ class _Tmx(TextElements):
         elif self._side is Side.TARGET and text and self._rank >= self._target_rank:
             self._target, self._target_rank = text, self._rank
 
-    def _add(self, source: str, date: str) -> None:
+    def _add(self, source: str, target: str, date: str) -> None:
         known = self._dates.get(source)
         if not source or (known and date and date < known):
             return
-        self._translations[source] = self._target
+        self._translations[source] = target
         if date:
             self._dates[source] = date
         elif known:
             del self._dates[source]
         if len(self._translations) > MAX_ENTRIES:
             raise wrong_file(self._path, f"the memory has more than {MAX_ENTRIES} texts: give fewer files")
+
+
+def _with_begin(source: str, target: str) -> Iterator[tuple[str, str]]:
+    """Yields a text with its translation, and both without the marks of a list, as documents send texts."""
+    yield source, target
+    begin = begin_of(source)
+    if begin.strip() and begin_of(target).strip() == begin.strip():
+        yield source.removeprefix(begin), target.removeprefix(begin_of(target))
 
 
 def _key(text: str) -> str:

@@ -37,7 +37,7 @@ def inline_pages(draw, others=()):
             elif others and draw(st.booleans()):
                 parts.append(draw(st.sampled_from(others)).format(next(number)))
             else:
-                parts.append(draw(st.sampled_from(["w", "w w", "w, w", "(w)", "w.", "w-w"])))
+                parts.append(draw(st.sampled_from(["w", "w w", "w, w", "“w”", "w.", "w-w"])))
         return draw(st.sampled_from([" ", " ", ""])).join(parts)
 
     page = content(0) + " w"

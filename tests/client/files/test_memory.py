@@ -62,6 +62,14 @@ def test_a_text_that_is_exactly_in_the_memory_has_its_translation(written, conte
     assert target(read_memory(path), source) == found
 
 
+def test_a_text_is_in_the_memory_without_the_marks_of_a_list_which_documents_do_not_send(written):
+    pairs = ("• Ein Haus", "•  A house"), ("- Ein Hof", "A yard")
+    content = tmx(unit(("de", source), ("en", target)) for source, target in pairs)
+    for known in (TranslationMemory(pairs), read_memory(written(content))):
+        found = [target(known, text) for text in ("Ein Haus", "• Ein Haus", "- Ein Hof", "Ein Hof")]
+        assert found == ["A house", "•  A house", "A yard", None]
+
+
 def test_what_is_not_a_plain_text_is_never_in_the_memory():
     known = TranslationMemory([("Ein  Haus", "A house"), ("Ein Haus ", "One house")])
     assert (len(known), target(known, "Ein Haus")) == (1, "One house")
