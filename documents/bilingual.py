@@ -1,7 +1,7 @@
 """Reads and writes XML of texts beside their translations: XLIFF, Qt's .ts and TMX.
 
 Only texts without a translation are translated. In XLIFF and Qt, a translation that lacks a placeholder, an
-element or a part of its text is marked as one to review.
+element or a part of its text, or is empty, is marked as one to review.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from html import escape
 from pathlib import Path
 
 from seq2seq_serve.bundle.placeholders import is_kept
+from seq2seq_serve.documents.alignment import text_of
 from seq2seq_serve.documents.elements import BEGIN, END, TEXT, Content, Event, Names, decoded_xml, events
 from seq2seq_serve.documents.markup import Flows, unescaped
 from seq2seq_serve.documents.segments import (
@@ -22,6 +23,7 @@ from seq2seq_serve.documents.segments import (
     Part,
     Segment,
     TextSpan,
+    begin_of,
     unchanged,
     wrong_file,
 )
@@ -105,7 +107,8 @@ class _Entry:
         self.target_tag = target.tag.markup if target else ""
         self.forms = "".join(event.markup for event in target.inside) if target else ""
         self._source = "".join(event.markup for event in source.inside)
-        self._num_translated = 0
+        self.is_translated = False
+        self._num_translated = 0  # texts whose translations are not empty
         flows = Flows(is_tight=True)
         content = content_of(flows)
         content.add_all(source.inside)
@@ -118,11 +121,8 @@ class _Entry:
 
     def _translate(self, segment: Segment, pieces: Sequence[TextSpan]) -> None:
         segment.write(pieces)
-        self._num_translated += 1
-
-    @property
-    def is_translated(self) -> bool:
-        return self._num_translated > 0
+        self.is_translated = True
+        self._num_translated += text_of(pieces).strip() != begin_of(text_of(segment.pieces)).strip()
 
     def written(self) -> tuple[str, bool]:
         """Returns the markup of the translation, and whether it is one to review."""

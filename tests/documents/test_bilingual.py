@@ -228,6 +228,28 @@ def test_a_text_of_which_a_part_failed_is_to_be_reviewed():
     assert '"initial"><source>Hello' in document.content().decode()
 
 
+@pytest.mark.parametrize(
+    ("content", "begin", "state"),
+    [
+        (XLIFF, '<source>Hello <g id="1">', '<target state="needs-review-translation">'),
+        (XLIFF, "<source>New ", '<target state="needs-review-translation"></target>'),
+        (XLIFF2, '<segment state="initial">', "<target>"),
+        (XLIFF2, "<segment><source>Empty", "<target></target>"),
+        (QT, "<source>Open ", '<translation type="unfinished"></translation>'),
+    ],
+)
+@pytest.mark.parametrize("target", ["", " "])
+@pytest.mark.parametrize("mark", ["", "- "])
+def test_an_empty_target_is_to_be_reviewed(content, begin, state, target, mark):
+    """It was marked as translated."""
+    suffix = ".ts" if content is QT else ".xlf"
+    content, state = content.replace("<source>", f"<source>{mark}"), state.replace("></", f">{mark}</")
+    begin = begin.replace("<source>", f"<source>{mark}")
+    _, written = translated(f"a{suffix}", content, lambda _: same(target))
+    assert state in written.partition(begin)[2].partition("</segment>")[0].partition("</trans-unit>")[0]
+    assert "translated" not in written
+
+
 def test_tmx_gets_the_other_language():
     texts, written = translated("a.tmx", TMX, capitals)
     assert texts == ["Two three", "Four"]
