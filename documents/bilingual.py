@@ -278,8 +278,8 @@ class Xliff(_Bilingual):
     names = Names(
         around=frozenset(["g", "pc", "mrk", "sub"]),
         single=frozenset(["g", "pc", "mrk"]),
-        fixed=frozenset(["ph"]),
-        beside=frozenset(["x", "bx", "ex", "bpt", "ept", "it", "sc", "ec", "sm", "em", "cp"]),
+        fixed=frozenset(["ph", "x"]),
+        beside=frozenset(["bx", "ex", "bpt", "ept", "it", "sc", "ec", "sm", "em", "cp"]),
         has_tags=True,
     )
     root = "xliff"

@@ -426,7 +426,7 @@ class Content:
         if text.strip():
             self.flows.add_fixed(markup, text)
         else:
-            self.flows.add_markup(markup)
+            self.flows.add_picture(markup)
 
     def add_text(self, event: Event) -> None:
         """Adds a text. One of markup within CDATA stays."""

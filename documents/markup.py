@@ -16,6 +16,8 @@ from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from seq2seq_serve.bundle.placeholders import space_around
+from seq2seq_serve.bundle.words import OPENING
 from seq2seq_serve.documents.alignment import formatted, text_of
 from seq2seq_serve.documents.emphasis import with_tags
 from seq2seq_serve.documents.fixed import with_fixed
@@ -249,7 +251,8 @@ class _Writer:
                 text = f" {text}"
             else:
                 self._written[self._gap] = self._space
-        self._is_after_fixed, self._is_after_word = False, not text[-1].isspace()
+        self._is_after_fixed = False
+        self._is_after_word = not (text[-1].isspace() or text.endswith(OPENING))
         around, escaped = here.around or ("", ""), self._flow.escape(text)
         if not here.markup and not here.place.is_run:
             around = self._plain
@@ -366,16 +369,18 @@ class _Writer:
         """Writes the marks that belong to a place and wait for it."""
         if place not in self._waiting:
             return
-        at = place
+        at, last = place, None
         for mark in self._waiting.pop(place):
             is_own = mark.is_fixed and mark.space is None
-            is_spaced = is_own and (mark.around is not None or self._is_between_spaces(mark))
-            if is_spaced and self._is_after_word:
+            is_spaced = (is_own, is_own) if mark.around is not None or not is_own else self._spaces(mark)
+            is_beside = last is not None and mark.around is None and last.number == mark.number
+            last = mark
+            if is_spaced[0] and self._is_after_word and not is_beside:
                 outer = mark.place.around or NO_TAG if mark.place.is_run else mark.place
                 at = self._move(at, outer, self._space)
             at = self._move(at, mark.place, mark.space or "")
             if mark.is_fixed:
-                self._is_after_word, self._is_after_fixed = True, is_spaced
+                self._is_after_word, self._is_after_fixed = True, is_spaced[1]
             self._written.append(_written(mark))
         self._move(at, place)
         self._leave_gap()
@@ -391,11 +396,20 @@ class _Writer:
         """A space beside a text, where there are runs in one of its own."""
         return f"{self._plain[0]} {self._plain[1]}"
 
-    def _is_between_spaces(self, mark: Here) -> bool:
-        """Whether white space is on both sides of markup in the source."""
+    def _spaces(self, mark: Here) -> tuple[bool, bool]:
+        """Returns whether a word needs a space before markup, and after it: not one that it is a part of.
+
+        A picture or box of an office program may float: it needs them where the source has both.
+        """
         texts = self._flow.pieces
         place = mark.number - self._flow.end_number + len(texts)
-        return 0 < place < len(texts) and texts[place - 1][0][-1:].isspace() and texts[place][0][:1].isspace()
+        before = texts[place - 1][0][-1:] if place else ""
+        after = texts[place][0][:1] if place < len(texts) else ""
+        if not self._flow.is_tight:
+            is_between = before.isspace() and after.isspace()
+            return is_between, is_between
+        is_before, is_after = space_around(f"{before}%{after}", len(before), len(before) + 1)
+        return bool(is_before), is_after
 
     @cached_property
     def _plain(self) -> tuple[str, str]:
@@ -532,7 +546,7 @@ class Flows:
             self._place.has_text = True
 
     def add_picture(self, markup: str) -> None:
-        """Adds markup without a text that has white space on both sides if it has in the source."""
+        """Adds markup without a text; a word beside it needs a space if it needs one in the source."""
         self._tokens.append(Here(markup, self._place, is_fixed=True, number=self._num_texts))
 
     def add_fixed(self, markup: str, text: str) -> Here:

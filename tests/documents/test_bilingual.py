@@ -9,7 +9,7 @@ from seq2seq_serve.documents.bilingual import Xliff
 from seq2seq_serve.documents.kinds import FILES
 from seq2seq_serve.documents.segments import WrongFile
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse, Hypothesis
-from tests.documents.answers import capitals, translated
+from tests.documents.answers import aligned, backwards, capitals, translated
 
 XLIFF = """<?xml version="1.0" encoding="UTF-8"?>
 <xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2">
@@ -248,6 +248,40 @@ def test_an_empty_target_is_to_be_reviewed(content, begin, state, target, mark):
     _, written = translated(f"a{suffix}", content, lambda _: same(target))
     assert state in written.partition(begin)[2].partition("</segment>")[0].partition("</trans-unit>")[0]
     assert "translated" not in written
+
+
+@pytest.mark.parametrize("placeholder", ["<x id='1'/>", "<ph id='1'/>"])
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("Click {} to go", "GO TO CLICK {}"),
+        ("Click{} to go", "GO TO CLICK{}"),
+        ("Click {}to go", "GO TO CLICK {}"),
+        ("Click <g id='2'>to {}</g> go", "GO <g id='2'>TO {}</g> CLICK"),
+        ("Click <g id='2'>{} to</g> go", "GO <g id='2'>{} TO</g> CLICK"),
+        ("Click {} {} to go", "GO TO CLICK {} {}"),
+        ("Click {}{} to go", "GO TO CLICK {}{}"),
+        ("({} files)", "FILES) ({}"),
+    ],
+)
+def test_a_placeholder_is_not_glued_to_a_word_but_where_the_source_has_it_so(placeholder, source, expected):
+    unit = '<xliff version="1.2"><trans-unit id="1"><source>{}</source>{}</trans-unit></xliff>'
+    source, expected = (text.replace("{}", placeholder) for text in (source, expected))
+    written = translated("a.xlf", unit.format(source, ""), backwards)[1]
+    assert written == unit.format(source, f"<target>{expected}</target>")
+
+
+def test_a_word_after_a_placeholder_has_the_space_of_the_source():
+    unit = '<xliff version="1.2"><trans-unit id="1"><source>{}</source>{}</trans-unit></xliff>'
+    for source, expected in (
+        ("Click <x/> to go", "X <x/> Y Z"),
+        ("Click<x/> to go", "X<x/> Y Z"),
+        ("Click <x/>to go", "X <x/>Y Z"),
+        ("Click <x/>. Go", "X <x/> Y Z"),
+        ("Click <x/><x/>to go", "X <x/><x/>Y Z"),
+    ):
+        written = translated("a.xlf", unit.format(source, ""), aligned("X Y Z"))[1]
+        assert written == unit.format(source, f"<target>{expected}</target>")
 
 
 def test_tmx_gets_the_other_language():
