@@ -272,15 +272,7 @@ def test_a_footnote_stays_where_its_sentence_ends(content, text, answer, expecte
         ("[<sup>1</sup>](#n) Some [↩](#m)", ["Some"], "[<sup>1</sup>](#n) SOME [↩](#m)"),
         ("see [1](#n), 3 m<sup>2</sup>", ["see 1, 3 m2"], "M<sup>2</sup> 3 [1](#n), SEE"),
         ('Some[1](#n "a b")', ["a b", "Some1"], 'SOME[1](#n "B A")'),
-    ],
-)
-def test_the_number_of_a_note_is_not_sent(content, texts, expected):
-    assert translated("a.md", content, backwards) == (texts, expected)
-
-
-@pytest.mark.parametrize(
-    ("content", "texts", "expected"),
-    [
+        # The text of a footnote within a text is one of its own
         ("One two.^[Three *four*] Five", ["Three four", "One two. Five"], "FIVE TWO. ONE^[*FOUR* THREE]"),
         (
             "*One ^[two] three* ^[four ^[five]]",
@@ -290,7 +282,7 @@ def test_the_number_of_a_note_is_not_sent(content, texts, expected):
         ("[one^[two]](u) x^[1] ^[three", ["two", "one x ^[three"], "^\\[THREE X^[1] [ONE^[TWO]](u)"),
     ],
 )
-def test_the_text_of_a_footnote_within_a_text_is_one_of_its_own(content, texts, expected):
+def test_a_note_is_not_sent_with_the_text_around_it(content, texts, expected):
     assert translated("a.md", content, backwards) == (texts, expected)
 
 
