@@ -60,11 +60,14 @@ _LINES = re.compile(
         | export[ ](?:default|const|function|class|let|var|async|[{*])[^\n]*+
         | \+[-=:+]{3,}+ (?: \n[|+][^\n]*+ )*+ | \\begin\{ [\s\S]{1,2000}? \\end\{[^{}\n]++\}
       ) (?:\n[ \t]*+|\Z) )++
-    | (?:\n[ \t]*+)? (?: \(@[\w-]*+\) | \(?[a-z]\) | \#\. ) [ \t]++
+    | (?:\n[ \t]*+)? (?: \(@[\w-]*+\) | \#\. ) [ \t]++
     | \n[ \t]*+ \|[ \t]++ | \|[ \t]++ (?=[^\n]*+\n[ \t]*+\|)
     """,
     re.VERBOSE,
 )
+_LETTERED = re.compile(r"(?:\n[ \t]*+)?\(?[a-z]\)[ \t]++")  # begins an item of a list
+_LETTERS = re.compile(r"^[ \t]*+\(?([a-z])\)[ \t]", re.MULTILINE)
+_MAX_TERM = 60  # characters of a line that is the term of a definition, and not the first one of a paragraph
 _KEPT = re.compile(
     r"""
       (?P<mark> \{:?[ ]?(?:[#.]|[\w-]{1,32}=)[^{}\n]{1,200}\} | \{\{[<%][^{}]{1,500}\}\} | \{%[^%]{1,500}%\} )
@@ -132,12 +135,13 @@ class _Parser:
             "entity": rules.entity,
         }.items():
             parser.inline.ruler.at(name, partial(self._apply, name, rule))
-        parser.inline.ruler.before("text", "lines", partial(self._apply, "lines", _skip_lines))
+        parser.inline.ruler.before("text", "lines", partial(self._apply, "lines", self._skip_lines))
         parser.inline.ruler.before("newline", "kept", partial(self._apply, "kept", _skip_kept))
         parser.inline.ruler.before("link", "brackets", partial(self._apply, "brackets", _read_brackets))
         self._environment: dict[str, Any] = {}  # the targets of links
         self._found: list[_Part] = []
         self._state: Any = None  # of the block
+        self._is_list = False  # whether letters before its lines begin items
 
     def blocks(self, text: str) -> Iterator[tuple[str, int]]:
         """Yields the text of each block, and the number of its first line."""
@@ -157,8 +161,16 @@ class _Parser:
     def parts(self, text: str) -> list[_Part]:
         """Returns the parts of the text of a block that are not just text, by their places."""
         self._found, self._state = [], None
+        letters = [*map(ord, _LETTERS.findall(text))]
+        follow = any(other - one == 1 for one, other in pairwise(letters))
+        self._is_list = follow or _LETTERED.match(text) is not None
         self._parser.inline.parse(text, self._parser, self._environment, [])
         return self._found
+
+    def _skip_lines(self, state: Any, silent: bool) -> bool:  # noqa: ARG002
+        """Reads lines that are no text, where a line begins or the one before it ends."""
+        is_there = state.pos == 0 or "\n" in state.src[state.pos - 1 : state.pos + 1]
+        return is_there and (_skip(_LINES, state) or (self._is_list and _skip(_LETTERED, state)))
 
     def _apply(self, name: str, rule: Callable[[Any, bool], bool], state: Any, silent: bool) -> bool:
         """Applies a rule of the parser where it stands, and records what it finds."""
@@ -231,11 +243,11 @@ class _Blocks(list[Any]):
 
 
 def _add_indented(state: Any, line: int, end: int, silent: bool) -> bool:
-    """Reads what begins an indented block, with the blocks in it."""
+    """Reads what begins an indented block, with the blocks in it; `silent`: whether it ends another one."""
     begin = state.bMarks[line] + state.tShift[line]
     found = None if state.is_code_block(line) else _INDENTED.match(state.src, begin, state.eMarks[line])
     if found is None or silent:
-        return found is not None
+        return found is not None and not (found[0][0] in ":~" and _is_wrapped(state, line))
     before = state.bMarks[line], state.tShift[line], state.sCount[line], state.parentType
     state.push("indented_open", "", 1)
     state.blkIndent += _INDENTATION
@@ -248,10 +260,11 @@ def _add_indented(state: Any, line: int, end: int, silent: bool) -> bool:
     return True
 
 
-def _skip_lines(state: Any, silent: bool) -> bool:  # noqa: ARG001
-    """Reads lines that are no text, where a line begins or the one before it ends."""
-    is_there = state.pos == 0 or "\n" in state.src[state.pos - 1 : state.pos + 1]
-    return is_there and _skip(_LINES, state)
+def _is_wrapped(state: Any, line: int) -> bool:
+    """Whether a line goes on with the paragraph before it, which is more than the term of a definition."""
+    first = state.line
+    is_paragraph = state.parentType in ("paragraph", "reference") and state.sCount[line] >= state.blkIndent
+    return is_paragraph and (line > first + 1 or state.eMarks[first] - state.bMarks[first] > _MAX_TERM)
 
 
 def _skip_kept(state: Any, silent: bool) -> bool:  # noqa: ARG001

@@ -225,6 +225,32 @@ def test_code_of_programs_that_read_more_than_commonmark_stays(content, expected
     assert translated("a.md", content, capitals)[1] == expected
 
 
+_LONG = "One two three four five six seven eight nine ten eleven twelve"
+
+
+@pytest.mark.parametrize(
+    ("content", "texts"),
+    [
+        ("One two\nthree\n~ four\nfive", ["One two three ~ four five"]),
+        ("One two\nthree\n: four", ["One two three : four"]),
+        (f"{_LONG}\n~ four\nfive", [f"{_LONG} ~ four five"]),
+        (f"> {_LONG}\n> ~ four", [f"{_LONG} ~ four"]),
+        ("One two\n(a) three\nfour", ["One two (a) three four"]),
+        ("- One two\n  a) three", ["One two a) three"]),
+        ("One two\n(b) three\n(a) four", ["One two (b) three (a) four"]),
+        # Lists of Pandoc
+        ("Term\n~ one\n  two\n~ three", ["Term", "one two", "three"]),
+        ("- Term\n  : one\n  : two", ["Term", "one", "two"]),
+        ("One\ntwo\n\n~ three", ["One two", "three"]),
+        ("(a) one\ntwo\n(b) three", ["one two", "three"]),
+        ("- One\n  a) two\n  b) three", ["One", "two", "three"]),
+    ],
+)
+def test_only_what_begins_a_block_ends_a_paragraph(content, texts):
+    """A line of it that began with a mark of Pandoc's lists did, too."""
+    assert translated("a.md", content, capitals)[0] == texts
+
+
 @pytest.mark.parametrize(
     ("content", "text", "answer", "expected"),
     [
