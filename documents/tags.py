@@ -27,8 +27,20 @@ _BREAK = "wbr"  # between the letters of a word
 # A page, whose scripts, comments and attributes only a parser of HTML tells from texts
 _PAGE = re.compile(r"<(?:!--|!\[|(?:script|style|ruby|svg|math)\b)|\btranslate\s*=", re.IGNORECASE)
 _REFERENCE = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z][a-zA-Z0-9]{1,31});")
-_FORMULA = re.compile(  # of TeX
-    r"(\$\$[^$]{1,1000}\$\$|\$(?![\s${])(?=[^$]*[\\^_=])[^$]{1,500}(?<![\s\\])\$(?!\w)|\\\((?:(?!\\\)).){1,500}\\\))"
+_DIRECTIVE = r"%[-_0^\#]?[aAbBdDeFgGhHIjklmMpPrRSTuUVwWyYzZ]"
+_FIELD = "(?:y{2,4}|Y{2,4}|M{1,4}|D{1,2}|d{1,2}|H{1,2}|h{1,2}|m{1,2}|s{1,2}|E{1,4})"
+# Formulas of TeX, and formats of dates: one has a letter that printf does not have, or two letters of a field
+_KEPT = re.compile(
+    rf"""
+    ( \$\$[^$]{{1,1000}}\$\$ | \$(?![\s${{])(?=[^$]*[\\^_=])[^$]{{1,500}}(?<![\s\\])\$(?!\w)
+    | \\\((?:(?!\\\)).){{1,500}}\\\)
+    | (?<![%\d]) (?=(?:{_DIRECTIVE}(?:T|[-/.:,\ ]{{0,2}})){{0,8}}?%[-_0^\#]?[ABHIMRTYbjmy])
+      {_DIRECTIVE}(?:(?:T|[-/.:,\ ]{{0,2}}){_DIRECTIVE}){{0,12}}Z?(?![A-Za-z0-9])
+    | (?<![A-Za-z0-9]) (?=[A-Za-z/.:-]{{0,16}}?(?:yy|YY|MM|DD|dd|HH|hh|mm|ss))
+      {_FIELD}(?:[-/.:,\ ]{{1,2}}{_FIELD}){{1,8}}(?![A-Za-z0-9])
+    )
+    """,
+    re.VERBOSE,
 )
 _PIECE = re.compile(rf"{TAG.pattern}|<[^\s<>]*+>?|&(?:#?\w{{1,32}};)?|[^<&]++", re.DOTALL)
 
@@ -255,7 +267,7 @@ def string_part(text: str, changed: Callable[[str], str] = str) -> Part:
         for number, line in enumerate(written.split("\n")):
             if number:
                 flows.end("\n")
-            for place, part in enumerate(_FORMULA.split(line)):
+            for place, part in enumerate(_KEPT.split(line)):
                 text = part if tags is None else tags.said(part)
                 if place % 2:
                     flows.add_fixed(part, text)

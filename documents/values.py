@@ -21,26 +21,29 @@ from seq2seq_serve.documents.segments import (
 )
 from seq2seq_serve.documents.tags import string_part
 
+# Words of formats of dates in scripts whose letters stand beside those of a field: other words are texts
+_UNIT = "(?:요일|시간|曜日?|[년월일시분초주年月日时時分秒点點号號週周])"
 # Values of a catalogue that are not texts
 _CODE = re.compile(
-    r"""
+    rf"""
       [!-.0-?A-\[\]^`-~]*+[/@_\\][!-~]*+ | [:\#][!-~]*+  # paths, addresses, colours
     | [A-Z_$][\w$-]*+(?:\.[\w$-]++)++ | true | false  # names
     | v?[0-9]++(?:\.[0-9]++)++[\w.+-]*+  # versions
-    | [0-9]{4}-?[0-9]{2}-?[0-9]{2}[T ][0-9:.,]++(?:Z|[+-][0-9:]++)?+  # times of ISO 8601
+    | [0-9]{{4}}-?[0-9]{{2}}-?[0-9]{{2}}[T ][0-9:.,]++(?:Z|[+-][0-9:]++)?+  # times of ISO 8601
     | P(?=T?[0-9])(?:[0-9]++[YMWD])*+(?:T(?:[0-9.]++[HMS])++)?+  # durations
-    | \{?[0-9A-F]{8}(?:-[0-9A-F]{4}){3}-[0-9A-F]{12}\}?  # UUIDs
-    | (?-i:[a-z]{2,3}-(?:(?:Arab|Cyrl|Hans|Hant|Latn)(?:-[A-Z]{2})?|[A-Z]{2}|[0-9]{3}))  # languages
-    | (?-i: (?=.*?%[-_0^]?[BHIMYmy])(?=.*?%.*?%) (?:  # formats of strftime, with short words
-        %[-_0^]?[A-Za-z][\u0370-\U0010ffff]{0,2}+(?![A-Za-z\u00aa-\U0010ffff])
-        | [A-Za-z\u00aa-\u024f]{1,3}+(?![A-Za-z\u00aa-\U0010ffff]) | [^%A-Za-z\u00aa-\U0010ffff] )++ )
-    | 0x[0-9A-F]++ | (?=[A-F]*[0-9])(?=[0-9]*[A-F])[0-9A-F]{8,}  # numbers, digests
+    | \{{?[0-9A-F]{{8}}(?:-[0-9A-F]{{4}}){{3}}-[0-9A-F]{{12}}\}}?  # UUIDs
+    | (?-i:[a-z]{{2,3}}-(?:(?:Arab|Cyrl|Hans|Hant|Latn)(?:-[A-Z]{{2}})?|[A-Z]{{2}}|[0-9]{{3}}))  # languages
+    | (?-i: (?=.*?%[-_0^]?[BHIMYmy])(?=.*?%.*?%) (?:  # formats of strftime, with the words of dates
+        %[-_0^]?[A-Za-z](?:T(?=%)|Z\Z|{_UNIT}|[\u0370-\u1fff]{{1,2}}+)?+(?![A-Za-z\u00aa-\U0010ffff])
+        | (?:[dghmosuvàгч]|at|del?|klo?|la|min|o[bfm]|um|Uhr|[áà]s|GMT|UTC|Z)(?![A-Za-z\u00aa-\U0010ffff])
+        | [^%A-Za-z\u00aa-\U0010ffff] )++ )
+    | 0x[0-9A-F]++ | (?=[A-F]*[0-9])(?=[0-9]*[A-F])[0-9A-F]{{8,}}  # numbers, digests
     | (?:[+-]?[0-9.]++  # sizes
         (?:%|ch|cm|deg|d?px?|dpi|r?em|ex|fr|in|k?Hz|mm|m?s|pc|pt|q|sp|turn|v[hw]|vmax|vmin|[KMGT]i?B)
         (?:\s++(?=\S)|$) )++
     | (?:rgba?|hsla?|hwb|(?:ok)?l(?:ab|ch)|var|calc|url|cubic-bezier|(?:linear|radial|conic)-gradient)\(.*\)
-    | (?=.*?(?:[0-9]|(?-i:[a-z][A-Z])))(?:[A-Z0-9+]{4})*+(?:[A-Z0-9+]{3}=|[A-Z0-9+]{2}==)  # base64
-    | (?=.*?[0-9])(?=.*?(?-i:[a-z]))(?=.*?(?-i:[A-Z]))[A-Z0-9+=-]{20,}
+    | (?=.*?(?:[0-9]|(?-i:[a-z][A-Z])))(?:[A-Z0-9+]{{4}})*+(?:[A-Z0-9+]{{3}}=|[A-Z0-9+]{{2}}==)  # base64
+    | (?=.*?[0-9])(?=.*?(?-i:[a-z]))(?=.*?(?-i:[A-Z]))[A-Z0-9+=-]{{20,}}
     """,
     re.ASCII | re.IGNORECASE | re.VERBOSE,
 )
@@ -54,9 +57,9 @@ _STYLE = r"""(?-i:  # of CSS
         |width )\b
     ) \s*+:\s*+ [^\s:;{}][^:;{}]*+ )"""
 _LETTERS = r"\u00c0-\u1fff\u3041-\ud7ff"
-# Words of formats of dates: after the letters of a field, such as that for "year", or one letter alone
-_GLUED = rf"(?:(?:[\uac00-\ud7a3]|[\u0370-\u1fff\u3400-\u9fff]{{1,3}}+)(?![{_LETTERS}]))?+"
-_ALONE = rf"(?:[\u0370-\u1fff\u3400-\u9fff\uac00-\ud7a3](?![{_LETTERS}]))?+"
+# Words of formats of dates: after the letters of a field, such as that for "year", or alone
+_GLUED = rf"(?:(?:{_UNIT}|[\u0370-\u1fff]{{1,3}}+)(?![{_LETTERS}]))?+"
+_ALONE = rf"(?:(?:{_UNIT}|[\u0370-\u1fff])(?![{_LETTERS}]))?+"
 _NUMBERS = r"(?:[-+]?[\d.]++(?:E[-+]?\d++)?+[\s,]*+)"
 # The same of other languages and formats, which may have spaces
 _CODE_WITH_SPACES = re.compile(
@@ -71,10 +74,6 @@ _CODE_WITH_SPACES = re.compile(
     | (?:\*\.[\w.*,{{}}]++(?:;?+\s*+|$))++  # names of files
     | (?:\#[0-9A-F]{{3,8}}(?:[,\s]++|$))++  # colours
     | M\s*+{_NUMBERS}{{2,}}+(?:[ACHLMQSTVZ]\s*+{_NUMBERS}*+)++  # paths of SVG
-    | (?-i: (?=[^a-z*=;_]*+[a-z*=;_])  # SQL
-        (?:SELECT(?=(?s:.*)\sFROM\s)|INSERT\sINTO|UPDATE(?=(?s:.*)\sSET\s)|DELETE\sFROM
-        |(?:ALTER|CREATE|DROP)\s(?:INDEX|TABLE|VIEW)) \s )(?s:.*)
-    | SELECT\s+\*\s+FROM\s(?s:.*) | SELECT\s(?s:(?>.*?\sFROM\s)(?>.*?\sWHERE\s))[^=<>]*+[=<>](?s:.*)
     | (?=.*[*?]) (?: (?: (?:SUN|MON|TUE|WED|THU|FRI|SAT  # cron
         |JAN|FEB|MAR|APR|MAY|JUN|JUL|AUG|SEP|OCT|NOV|DEC) | [\d*/,?\#LW-] )++(?:\s++|$) ){{5,7}}
     | \^.+\$  # expressions
@@ -86,6 +85,29 @@ _CODE_WITH_SPACES = re.compile(
     """,
     re.ASCII | re.IGNORECASE | re.VERBOSE,
 )
+
+_SQL = re.compile(
+    r"""
+      (?-i: (?=[^a-z*=;_]*+[a-z*=;_])
+        (?:SELECT(?=.*\sFROM\s)|INSERT\sINTO|UPDATE(?=.*\sSET\s)|DELETE\sFROM
+        |(?:ALTER|CREATE|DROP)\s(?:INDEX|TABLE|VIEW)) \s ).*
+    | SELECT\s+\*\s+FROM\s.* | SELECT\s(?>.*?\sFROM\s)(?>.*?\sWHERE\s)[^=<>]*+[=<>].*
+    """,
+    re.ASCII | re.DOTALL | re.IGNORECASE | re.VERBOSE,
+)
+# What SQL has beside short names: texts, comments, long names, what is in brackets, and its own words
+_NO_NAMES = re.compile(
+    r"""
+    '[^']*+' | "[^"]*+" | `[^`]*+` | --[^\n]*+ | (?<!\w)\w*+\([^()]*+\) | (?<!\w)\w++\.[\w.]++
+    | (?<!\w) (?: add|alter|all|and|as|asc|between|by|case|column|create|cross|default|delete|desc|distinct
+      |drop|else|end|exists|from|full|group|having|index|inner|insert|into|join|key|left|like|limit|not|null
+      |offset|on|or|order|outer|primary|rename|right|select|set|table|then|to|union|unique|update|using|values
+      |view|when|where|with
+    ) (?!\w)
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+_TWO_WORDS = re.compile(r"[^\W\d_]\s+[^\W\d_]{3}")  # no name has a longer one right after it
 
 _ESCAPE = re.compile(r"\\(?:[uU]([0-9a-fA-F]{4})|\r\n[ \t\f]*+|[\r\n][ \t\f]*+|(.))", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
@@ -126,7 +148,16 @@ class Spliced(Document):
 
 
 def _is_code(text: str) -> bool:
-    return bool(_CODE.fullmatch(text) or _CODE_WITH_SPACES.fullmatch(text))
+    return bool(_CODE.fullmatch(text) or _CODE_WITH_SPACES.fullmatch(text) or _is_sql(text))
+
+
+def _is_sql(text: str) -> bool:
+    """Whether a text is SQL, and not a sentence with some of its words."""
+    if not _SQL.fullmatch(text):
+        return False
+    for _ in range(2):  # brackets may be in brackets
+        text = _NO_NAMES.sub(",", text)
+    return not _TWO_WORDS.search(text)
 
 
 def _written(markup: str, before: str, encode: Callable[[str], str], text: str) -> str:

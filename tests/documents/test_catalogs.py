@@ -12,7 +12,7 @@ from translate.storage import properties
 from seq2seq_serve.documents.kinds import FILES
 from seq2seq_serve.documents.segments import WrongFile
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse, Hypothesis
-from tests.documents.answers import backwards, capitals, translated
+from tests.documents.answers import aligned, backwards, capitals, translated
 
 JSON = r"""{
   "title": "Hello \"you\"",   "nested": {"list": ["one", 2, true, null, {"key": "two\nthree"}]},
@@ -89,6 +89,7 @@ def test_json_keeps_all_but_its_strings():
     [
         *("{{count}}", "%s / %d", "${name}!", "<br/>", "https://a.b/c d@e.fr", "$t(a.b)", "%{n}"),
         *("%Y년 %m월 %d일 (%a)", "%Y年%m月%d日 %H時", "%A, %d de %B de %Y", "%B %d, %Y at %I:%M %p"),
+        *("%Y-%m-%dT%H:%M:%SZ", "%H시간 %M분", "%d.%m.%Y um %H:%M Uhr", "%d %B %Y г."),
         *("%Y-%m-%d", "%b %-d", "/a/b.png", "en_US", "@home", ":year", "#fff", "com.example.Main", "a-b.c"),
         *(
             "2026-01-01T00:00:00Z",
@@ -148,6 +149,9 @@ def test_values_that_are_code_stay(value):
             "UPDATE t SET a = 1",
         ),
         *("select * from t", "select a from b where c > 1", "DELETE FROM t WHERE a_b", "DROP TABLE t;"),
+        "SELECT t.name total, count(*) FROM users u WHERE u.name = 'the best of all' ORDER BY name",
+        "CREATE TABLE t (id integer primary key, name varchar(20) not null)",
+        "ALTER TABLE t ADD COLUMN name varchar(20) not null",
         *("0 9 * * MON-FRI", "0 0 12 ? JAN *", "^[a-z ]+$", "[A-Z]{2}-x"),
     ],
 )
@@ -175,6 +179,13 @@ def test_values_that_are_code_with_spaces_stay(value):
         ),
         *("Color: red; Margin: 0", "color: red", "left: 3", "size: big; name: small", "p {color} q", "# one"),
         *("(note: this)", "M1 A2", "M. 3 4", "Select from the list", "SELECT A PLAN FROM THE LIST"),
+        *("SELECT a plan FROM our offers", "Select the rows from the list where size > 5"),
+        *(
+            "CREATE TABLE reservations in seconds",
+            "UPDATE your app to SET a password",
+            "DELETE FROM your cart",
+        ),
+        *("HH:mm에", "yyyy-MM-dd截止", "yyyy年MM月dd日まで"),
         *("Delete from here", "Select one from these where it fits", "Update and set", "a * b * c"),
         *("Mon 1 * 2", "^ up", "[a-b] c", "five $ or six $"),
     ],
@@ -196,11 +207,29 @@ def test_brackets_after_a_format_of_dates_take_time_that_grows_with_their_number
         ("$$\\sum x$$", [], "$$\\sum x$$"),
         ("$5 or $6 a", ["$5 or $6 a"], "A $6 OR $5"),
         ("${a}=${b} is", ["${a}=${b} is"], "IS ${A}=${B}"),
+        ("by %H:%M now", ["by %H:%M now"], "NOW %H:%M BY"),
+        (
+            "%d files on %Y-%m-%dT%H:%M:%SZ",
+            ["%d files on %Y-%m-%dT%H:%M:%SZ"],
+            "%Y-%m-%dT%H:%M:%SZ ON FILES %D",
+        ),
+        ("on %-d/%B at", ["on %-d/%B at"], "AT %-d/%B ON"),
+        ("Enter dd/MM/yyyy here", ["Enter dd/MM/yyyy here"], "HERE dd/MM/yyyy ENTER"),
+        ("%d %s, 100%Move MM Mr", ["%d %s, 100%Move MM Mr"], "MR MM 100%MOVE %S, %D"),
     ],
 )
-def test_formulas_of_strings_stay(value, texts, expected):
+def test_formulas_and_formats_of_dates_of_strings_stay(value, texts, expected):
     found, written = translated("a.json", json.dumps([value]), backwards)
     assert (found, json.loads(written)) == (texts, [expected])
+
+
+def test_a_format_of_dates_is_a_part_of_the_translation_of_its_words():
+    """A value with one was taken for a format as a whole, or the model wrote its letters."""
+    for source, target in (("%H:%M까지", "until %H:%M"), ("HH:mm까지", "until HH:mm")):
+        written = translated("a.json", json.dumps([source]), aligned(target, "0 0"))[1]
+        assert json.loads(written) == [target]
+    written = translated("a.json", json.dumps(["%H:%M 까지"]), aligned("until 10.5", "1 0"))[1]
+    assert json.loads(written) == ["until %H:%M"]
 
 
 @pytest.mark.parametrize(
@@ -209,6 +238,11 @@ def test_formulas_of_strings_stay(value, texts, expected):
         *(
             "Done.",
             "%Y년 %m월 오늘은",
+            "%H:%M까지",
+            "%H時%M分まで",
+            "by %H:%M",
+            "bis %H:%M Uhr",
+            "%Y-%m-%d止",
             "Today %Y-%m-%d",
             "%s to %s",
             "%d of %d",
