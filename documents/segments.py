@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby, takewhile
+from itertools import accumulate, groupby, takewhile
 from pathlib import Path
 from typing import IO, ClassVar
 
@@ -250,7 +250,8 @@ class Segment:
         pieces = [(target, longest(sent))]
         if _is_formatted(sent):
             alignments = [part.hypotheses[0].word_alignment for part in answer.sentences or [answer]]
-            kept = [group for group in self.kept if text_of(sent[group.start : group.stop]).strip()]
+            num_before = list(accumulate((bool(text.strip()) for text, _ in sent), initial=0))
+            kept = [group for group in self.kept if num_before[group.start] < num_before[group.stop]]
             pieces = self._with_whole_placeholders(formatted(sent, target, kept, alignments))
             pieces = terms.joined(sent, pieces, kept)
         before = _space(sent)

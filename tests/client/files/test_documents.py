@@ -1,6 +1,7 @@
 """Documents whose texts are translated in their places, and the command that does so."""
 
 import asyncio
+import cProfile
 import gc
 import io
 import os
@@ -298,6 +299,18 @@ def test_the_memory_of_a_document_grows_with_its_size(name, tmp_path):
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 3 * 8 * peaks[0]  # in the square of the size: 64 times
+
+
+@pytest.mark.parametrize("name", _TRANSLATED)
+def test_the_calls_of_a_document_grow_with_its_size(name, tmp_path):
+    """What is done within one call, such as that of an expression, is left to the limit of the time."""
+    written_by(ATTACKS[name], 1_000, tmp_path)
+    numbers = []
+    for size in (1_000, 8_000):
+        profile = cProfile.Profile()
+        profile.runcall(written_by, ATTACKS[name], size, tmp_path)
+        numbers.append(sum(entry.callcount for entry in profile.getstats()))
+    assert numbers[1] < 1.5 * 8 * numbers[0]  # in the square of the size: 64 times
 
 
 @pytest.mark.parametrize("name", [name for name, attack in ATTACKS.items() if attack.is_refused])
