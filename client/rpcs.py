@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import update_wrapper
 from types import ModuleType
@@ -45,7 +45,7 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     Version,
 )
 from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import RepositoryStub, Seq2SeqStub
-from seq2seq_serve.protos.sources import Sources, TextOrIds, sources_of, target_of
+from seq2seq_serve.protos.sources import Sources, TextOrIds, check_texts, sources_of, target_of
 
 _LONGEST_SECONDS = 1e9  # of a deadline; gRPC ends a call with a longer one at once
 
@@ -242,7 +242,7 @@ def stream(
 
 def generate_batch(
     client: Connection,
-    sources: Sequence[Sources],
+    sources: Iterable[Sources],
     *,
     model: str = "",
     options: Options | None = None,
@@ -251,18 +251,20 @@ def generate_batch(
 ) -> Rpc[tuple[int, Translated]]:
     """Yields the place of each source with its answer or error, in the order of completion.
 
-    Blank texts, and items that are not texts, get the results that `translate_many` gives them. A call takes
+    Blank texts, and items that cannot be sent, get the results that `translate_many` gives them. A call takes
     at most 2,700 texts in 4 MiB. `translate_many` takes any number of texts, yields them in order, and
     retries temporary failures.
     """
-    request, places, errors = batch_request(sources, model, options)
+    check_texts(sources)
+    given = list(sources)
+    request, places, errors = batch_request(given, model, options)
 
     def read(answer: GenerateBatchResponse) -> tuple[int, Translated]:
         index, outcome = _outcome(answer)
-        return places[index], translated(sources[places[index]], outcome)
+        return places[index], translated(given[places[index]], outcome)
 
     rpc = client._rpc("GenerateBatch", request, read, timeout_seconds, request_id)
-    return replace(rpc, first=[(place, translated(sources[place], errors[place])) for place in errors])
+    return replace(rpc, first=[(place, translated(given[place], errors[place])) for place in errors])
 
 
 def score(

@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.protos.options import Options, options_of
@@ -19,7 +19,7 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     GenerateOptions,
     GenerateRequest,
 )
-from seq2seq_serve.protos.sources import Sources, check_texts, sources_of
+from seq2seq_serve.protos.sources import Sources, sources_of
 
 DEFAULT_ADDRESS = "localhost:50051"
 DEFAULT_TIMEOUT_SECONDS = 60.0
@@ -68,8 +68,6 @@ DIRECT_OPTIONS = (  # for calls about the server, which it answers even while it
     ("grpc.max_reconnect_backoff_ms", 5_000),
 )
 CHANNEL_OPTIONS = (("grpc.service_config", json.dumps(_SERVICE_CONFIG)), *DIRECT_OPTIONS)
-
-_Request = TypeVar("_Request", GenerateRequest, GenerateBatchRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +144,8 @@ def batch_request(
         The request, the index of the source of each item, and the errors of the other sources by their index.
 
     Raises:
-        TypeError: `sources` is a single source.
-        ValueError: There are more sources than the server accepts, or they are larger.
+        ValueError: There are more sources than the server accepts, or they are larger together.
     """
-    check_texts(sources)
     if len(sources) > MAX_BATCH:
         raise ValueError(
             f"{len(sources)} sources are too many for one call, which takes at most {MAX_BATCH}: "
@@ -157,23 +153,31 @@ def batch_request(
         )
     items: dict[int, BatchItem] = {}
     errors: dict[int, ClientError] = {}
+    item_of = item_maker(model, given := options_of(options))
     for index, source in enumerate(sources):
         try:
-            items[index] = BatchItem(sources=sources_of(source))
+            items[index] = item_of(source).message
         except (TypeError, ValueError) as error:
             errors[index] = ClientError.of_item(error, index)
-    request = GenerateBatchRequest(model=model, items=items.values(), options=options_of(options))
-    return _fitting(request), list(items), errors
+    request = GenerateBatchRequest(model=model, items=items.values(), options=given)
+    _check_size(request, "send several, or use translate_many")
+    return request, list(items), errors
 
 
-def _fitting(request: _Request) -> _Request:
+def _fitting(request: GenerateRequest) -> GenerateRequest:
     """Returns the request, or raises ValueError if it is too large."""
+    advice = "make it smaller"
+    if any(source.HasField("file") for source in request.sources):
+        advice += "; a sound can be sent in parts by AsyncClient.transcribe_live"
+    _check_size(request, advice)
+    return request
+
+
+def _check_size(request: Message, advice: str) -> None:
     if (num_bytes := request.ByteSize()) > MAX_REQUEST_BYTES:
         raise ValueError(
-            f"the request has {num_bytes} bytes, and the server accepts at most {MAX_REQUEST_BYTES}: make it "
-            "smaller; a sound can be sent in parts by AsyncClient.transcribe_live"
+            f"the request has {num_bytes} bytes, and the server accepts at most {MAX_REQUEST_BYTES}: {advice}"
         )
-    return request
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,22 @@ def test_both_clients_take_the_same_arguments(method):
     assert names[0] == names[1]
 
 
+async def test_an_item_of_a_batch_that_cannot_be_sent_fails_alone():
+    """All failed with a text over 4 MiB, and the sources could not be a generator."""
+    async with serving() as served, AsyncClient(served.address) as client:
+        sources = ["ab", "x" * 5_000_000, None, "cd"]
+        results = {place: result async for place, result in client.generate_batch(each for each in sources)}
+        failed = {place: result.error for place, result in results.items() if result.error is not None}
+        assert {place: result.text for place, result in results.items() if place not in failed} == {
+            0: "ab",
+            3: "cd",
+        }
+        assert failed[1].message.endswith("bytes, and the server accepts at most 4194304: make it smaller")
+        assert failed[2].message.startswith("item 2: a source must be")
+        with pytest.raises(ValueError, match="send several, or use translate_many"):
+            await anext(client.generate_batch(["x" * 3_000_000] * 2))
+
+
 async def test_deadline_and_cancelled_task_free_the_slot():
     runner = EchoRunner()
     async with serving(runner) as served, AsyncClient(served.address, timeout_seconds=0.3) as client:

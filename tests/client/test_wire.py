@@ -33,6 +33,15 @@ def test_whole_numbers_in_a_row_are_token_ids(ids):
     assert source(ids) == Source(token_ids=TokenIds(values=[5, 2]))
 
 
+@pytest.mark.parametrize(
+    ("given", "is_file"), [("x" * 5_000_000, False), (bytes(5_000_000), True), ([5] * 5_000_000, False)]
+)
+def test_only_a_file_that_is_too_large_may_be_a_sound(given, is_file):
+    with pytest.raises(ValueError, match="make it smaller") as raised:
+        generate_request(given, "", None)
+    assert ("transcribe_live" in str(raised.value)) == is_file
+
+
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda file: np.frombuffer(file, np.uint8)])
 def test_bytes_are_a_file(kind):
     assert source(kind(b"\x89PNG")) == Source(file=b"\x89PNG")
