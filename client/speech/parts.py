@@ -30,6 +30,7 @@ from seq2seq_serve.client.files.plan import (
     JobError,
     Plan,
     check_plan,
+    locked,
     read_plan,
     state_of,
     write_plan,
@@ -82,6 +83,7 @@ def transcribe_parts(
                 if options.resume and output.exists() and not parts_folder(output).exists():
                     sys.stderr.write(f"{output} is complete, and nothing was transcribed\n")
                     return
+                stack.enter_context(locked(parts_folder(output)))
                 parts = _Parts(output, _plan(model, options, generate_options), overwrite=options.overwrite)
                 stack.callback(parts.close)
             file = stack.enter_context(output.open("w", encoding="utf-8", newline=""))
@@ -237,8 +239,7 @@ class _Parts:
         if before is not None and not overwrite:
             check_plan(self._folder, before, plan, "replace it with --overwrite")
         else:
-            if before is not None:
-                self.remove()
+            self._path.unlink(missing_ok=True)
             write_plan(self._folder, plan)
         self.segments = [*self._read()]
         self._file = self._path.open("ab")

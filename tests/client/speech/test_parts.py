@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from seq2seq_serve.client import AsyncClient, GenerateOptions
+from seq2seq_serve.client.files.plan import locked
 from seq2seq_serve.client.speech import parts
 from seq2seq_serve.client.speech.parts import transcribe_parts
 from seq2seq_serve.client.speech.sounds import SoundForm, opened
@@ -145,6 +146,9 @@ def test_an_output_of_another_command_is_not_continued(run, monkeypatch, tmp_pat
     code, _, [err] = run(sound, "--output", "part", "--resume")
     assert code == 1
     assert "sound.raw has changed" in err
+    with locked(tmp_path / "part.parts"):
+        code, _, [err] = run(sound, "--output", "part", "--overwrite")
+    assert (code, "another command is at work in" in err) == (1, True)
     assert run(sound, "--output", "part", "--overwrite")[0] == 0
     (tmp_path / "other.parts").mkdir()
     (tmp_path / "other.parts" / "mine").touch()
