@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader of our output has closed the pipe. Without this, Python's flush at exit would fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return 141  # of a command that SIGPIPE ends, such as cat
     except OSError as error:
         return _report(error, f"error: {error.filename or 'output'}: {error.strerror}")
     except ClientError as error:

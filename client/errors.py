@@ -16,6 +16,7 @@ from seq2seq_serve.protos.details_pb2 import BadRequest, ErrorInfo, RetryInfo, S
 from seq2seq_serve.protos.seq2seq_v1_pb2 import BatchError
 
 _UNHEALTHY = "backend unhealthy"  # what gRPC reports if the health check answers NOT_SERVING
+_DEADLINE = "Deadline Exceeded"  # what gRPC reports itself
 _NO_ADDRESS = "connections to all backends failing"  # before the error of one of them
 # What gRPC reports if a proxy ends a call whose server it has lost: INTERNAL_ERROR or CANCEL of HTTP/2.
 _LOST = re.compile(r"RST_STREAM with error code [28]\b")
@@ -133,7 +134,7 @@ class ClientError(Exception):
             retry_after_seconds = delay.ToTimedelta().total_seconds()
         return cls(
             code.name,
-            message,
+            _with_timeout(code.name, message),
             reason=_read(ErrorInfo, details.get("ErrorInfo")).reason,
             field_violations=tuple(
                 FieldViolation(violation.field, violation.description)
@@ -149,7 +150,7 @@ class ClientError(Exception):
         violations = (FieldViolation(error.field, error.message),) if error.field else ()
         return cls(
             error.code,
-            error.message,
+            _with_timeout(error.code, error.message),
             reason=error.reason,
             field_violations=violations,
             retry_after_seconds=error.retry_after_seconds if error.HasField("retry_after_seconds") else None,
@@ -184,6 +185,15 @@ def _read(message_class: type[_Message], given: Any) -> _Message:
         return message_class.FromString(given or b"")
     except (DecodeError, TypeError):
         return message_class()
+
+
+def _with_timeout(code: str, message: str) -> str:
+    """Returns the message of an error; that of a deadline with the argument which sets it."""
+    if code != "DEADLINE_EXCEEDED":
+        return message
+    if _DEADLINE in message:
+        return "no answer came within timeout_seconds"
+    return f"{message}: a longer timeout_seconds may help"
 
 
 def _unreached(address: str, message: str) -> str:

@@ -43,7 +43,7 @@ _MAX_TRIES = 3
 _MAX_FAILED_IN_A_ROW = 5
 _LEAST_PAUSE_SECONDS, _MOST_PAUSE_SECONDS = 0.2, 5.0
 # After one of these, every other text would fail, too. FAILED_PRECONDITION: the adapter cannot be loaded.
-STOPPING_CODES = (
+_STOPPING_CODES = (
     *("UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND", "FAILED_PRECONDITION", "UNIMPLEMENTED"),
 )
 
@@ -129,6 +129,8 @@ class Dispatcher(Generic[Request]):
     _resume_at: float = 0.0
     _failing_since: float | None = None
     _num_troubles: int = 0  # rounds without an answer
+    _is_away: bool = False  # no server has answered since a warning
+    _logged_codes: set[str] = field(default_factory=set)  # of other errors that may pass
     _num_failed: int = 0  # failed texts since the last answer
     _suspects: set[PendingText[Request]] = field(default_factory=set)  # failed, and sent again alone
 
@@ -221,10 +223,8 @@ class Dispatcher(Generic[Request]):
         elif isinstance(outcome, GenerateResponse) or _is_about_the_text(outcome):
             self._record_answer(text)
             text.result = translated(text.source, outcome)
-        elif not isinstance(outcome, ClientError) or outcome.code in STOPPING_CODES:
+        elif not isinstance(outcome, ClientError) or is_about_all(outcome):
             self.error = self.error or outcome
-        elif outcome.code == "INVALID_ARGUMENT":
-            self._fail_for_now(text, outcome)
         else:
             self._record_trouble(text, outcome)
 
@@ -266,9 +266,9 @@ class Dispatcher(Generic[Request]):
         self._num_failed = 0
         if text.ticket <= self._last_cut:
             return
-        if self._num_troubles:
+        if self._is_away:
             _log.info("the server answers again")
-        self._num_troubles = 0
+        self._is_away, self._num_troubles = False, 0
         self._limit = min(self.in_flight, self._limit + 1 / self._limit)
 
     def _record_trouble(self, text: PendingText[Request], error: ClientError) -> None:
@@ -281,8 +281,7 @@ class Dispatcher(Generic[Request]):
             if pushback is not None or error.code == "DEADLINE_EXCEEDED":
                 self._limit = max(1.0, self._limit / 2)
             if pushback is None:
-                if not self._num_troubles:
-                    _log.warning("%s; trying again for up to %g seconds", error, self.give_up_seconds)
+                self._warn(error)
                 pause = min(_MOST_PAUSE_SECONDS, _LEAST_PAUSE_SECONDS * 2**self._num_troubles)
                 self._resume_at = max(self._resume_at, now + pause * (1 - self.chance() / 2))
                 self._num_troubles += 1
@@ -300,6 +299,16 @@ class Dispatcher(Generic[Request]):
         heapq.heappush(self._waiting, (text.number, text))
         if error.code == "INTERNAL":  # a step of the engine fails for all texts that are in it
             self._suspects.add(text)
+
+    def _warn(self, error: ClientError) -> None:
+        """Logs an error that may pass: once until the next answer if no server answers, otherwise once."""
+        if error.code != "UNAVAILABLE":
+            if error.code not in self._logged_codes:
+                _log.warning("%s; a text is tried up to %d times", error, _MAX_TRIES)
+            self._logged_codes.add(error.code)
+        elif not self._is_away:
+            _log.warning("%s; trying again for up to %g seconds", error, self.give_up_seconds)
+            self._is_away = True
 
     def _may_move(self, text: PendingText[Request], outcome: GenerateResponse | Exception) -> bool:
         """Whether another server may answer a text now: gRPC itself sends only unary calls again."""
@@ -319,6 +328,12 @@ class Dispatcher(Generic[Request]):
 
     def _fail(self, text: PendingText[Request], error: ClientError) -> None:
         text.result = Translated(text.source, GenerateResponse(), error)
+
+
+def is_about_all(error: ClientError) -> bool:
+    """Whether every other text with the same options would fail, too."""
+    is_option = error.code == "INVALID_ARGUMENT" and not error.is_about_the_text
+    return is_option or error.code in _STOPPING_CODES
 
 
 def _is_about_the_text(outcome: Exception) -> TypeGuard[ClientError]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 from seq2seq_serve.client.errors import ClientError
@@ -29,6 +31,19 @@ def to_json(content: dict[str, Any]) -> str:
     return json.dumps(content, ensure_ascii=False)
 
 
+class FlagFormatter(logging.Formatter):
+    """Formats the log of retries with the command's names of options."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the message; its arguments may be errors."""
+        if isinstance(record.args, tuple):
+            record = copy(record)
+            record.args = tuple(
+                in_flags(each) if isinstance(each, ClientError) else each for each in record.args or ()
+            )
+        return super().format(record)
+
+
 def in_flags(error: ClientError) -> str:
     """Returns an error's text with the command's names of options: --long-source, not long_source.
 
@@ -38,6 +53,8 @@ def in_flags(error: ClientError) -> str:
 
     def flag(match: re.Match[str]) -> str:
         name = match[2]
+        if name == "timeout_seconds":
+            return "--timeout-seconds"
         is_option = match[1] or "_" in name or f"options.{name}" in fields
         return OPTIONS[name].flag if is_option and name in OPTIONS else match[0]
 

@@ -39,8 +39,10 @@ from seq2seq_serve.client.files.plan import (
     TEMPORARY,
     JobError,
     Plan,
+    Shard,
     atomic_write,
     check_plan,
+    locked,
     read_plan,
     settings_of,
     write_plan,
@@ -48,8 +50,15 @@ from seq2seq_serve.client.files.plan import (
 from seq2seq_serve.client.files.run import RunProgress, plan_run
 from seq2seq_serve.client.files.worker import RunFiles, Worker
 from seq2seq_serve.client.forms import find_model
-from seq2seq_serve.client.many import STOPPING_CODES
-from seq2seq_serve.client.output import answer_json, answer_lines, in_flags, one_line, to_json
+from seq2seq_serve.client.many import is_about_all
+from seq2seq_serve.client.output import (
+    FlagFormatter,
+    answer_json,
+    answer_lines,
+    in_flags,
+    one_line,
+    to_json,
+)
 from seq2seq_serve.client.progress import Progress
 from seq2seq_serve.client.rpcs import Outcome, Translated
 from seq2seq_serve.client.sync import Client
@@ -62,6 +71,8 @@ _SHARD_LINES = 1000  # the most that a kill costs
 _FOLDER_PLAN = ".seq2seq-plan.json"  # of many outputs, which a pattern such as *.json does not find
 _PIPE_FOLDER = "_pipe"  # has the text of a pipe, which can be read only once
 _SHOWN_CHARACTERS = 60  # of a text that failed
+_MOST_NAMED = 5  # lines that failed before
+_ABOUT_THE_TEXT = "INVALID_ARGUMENT"  # another try would fail, too
 
 
 @dataclass(frozen=True)
@@ -197,7 +208,8 @@ def translate(client: Client, connect: Callable[[], AsyncClient], plan: Translat
         plan = replace(plan, output=plan.output.resolve())
         folder = parts_folder(plan.output)
         if _removed(folder).exists():  # a command was killed
-            shutil.rmtree(_removed(folder))
+            with locked(_removed(folder)):
+                shutil.rmtree(_removed(folder))
         if plan.resume and plan.output.exists() and not folder.exists():
             _check_complete(plan)
             sys.stderr.write(
@@ -226,7 +238,9 @@ def translate(client: Client, connect: Callable[[], AsyncClient], plan: Translat
 def _logged_progress(num_lines: int | None, *, is_shown: bool, num_skipped: int = 0) -> Progress:
     """Returns the progress on stderr, which also gets the log of retries."""
     progress = Progress(sys.stderr, is_shown=is_shown, num_lines=num_lines, num_skipped=num_skipped)
-    logging.basicConfig(stream=progress, format="%(message)s", force=True)
+    handler = logging.StreamHandler(progress)
+    handler.setFormatter(FlagFormatter())
+    logging.basicConfig(handlers=[handler], force=True)
     logging.getLogger("seq2seq_serve.client.many").setLevel(logging.INFO)
     logging.getLogger("seq2seq_serve.client.files").setLevel(logging.WARNING)
     return progress
@@ -370,29 +384,41 @@ class _FileOutput:
 
     def write(self, connect: Callable[[], AsyncClient]) -> int:
         """Translates what is missing, completes the file, and returns the exit code."""
-        planned = self._planned()
-        waiting = [shard for shard in planned.shards if not self._writer.is_done(shard)]
+        with ExitStack() as lock:
+            return self._write(self._planned(lock), connect)
+
+    def _write(self, planned: Plan, connect: Callable[[], AsyncClient]) -> int:
         num_lines = sum(shard.num_lines for shard in planned.shards)
+        waiting = [shard for shard in planned.shards if not self._is_done(shard)]
         num_skipped = num_lines - sum(shard.num_lines for shard in waiting)
         progress = _logged_progress(num_lines, is_shown=sys.stderr.isatty(), num_skipped=num_skipped)
         if not num_lines:
             progress.write(f"warning: {self._plan.input}: 0 texts\n")
-        if num_failed := sum(map(self._writer.num_failed, set(planned.shards) - set(waiting))):
-            progress.write(f"warning: lines that failed before and are not tried again: {num_failed}\n")
         report, run = _Report(self._plan, progress), RunProgress()
+        done = filter(self._is_done, planned.shards)
+        report.add_failed_before([number for shard in done for number in self._writer.failed(shard)])
+        for shard in waiting:  # before its errors change, so that a kill leaves no shard without them
+            self._writer.path(shard).unlink(missing_ok=True)
+        sync_folder(self._folder)
         files = RunFiles(self._plan.field, self._writer, planned.inputs, self._memory)
 
         async def start() -> Worker:
             decoder = _Server(connect(), self._plan, self._model)
-            return Worker(files, decoder, report.add, terms=self._plan.options.terms)
+            return Worker(files, decoder, take, terms=self._plan.options.terms)
 
+        def take(number: int, result: Translated) -> None:
+            report.add(number, result)
+            progress.show(num_skipped + run.num_lines_now, report.num_failed)
+
+        num_done = num_lines
         try:
-            asyncio.run(run.translate(waiting, start, progress=progress))
+            asyncio.run(run.translate(waiting, start))
             for reason in run.failed.values():
                 raise JobError(reason)
         except (ClientError, JobError, OSError, KeyboardInterrupt, asyncio.CancelledError) as error:
             advice = "continue with the same command and --resume"
-            if num_done := num_skipped + run.num_lines:
+            num_done = self._num_done(planned)  # also what a thread has written after an interrupt
+            if num_done or (self._plan.resume and self._plan.output.exists()):
                 error.add_note(f"{num_done} of {num_lines} lines are done: {advice}")
             elif self._pipe_copy.exists():
                 error.add_note(f"the input is kept in {self._pipe_copy}: {advice}")
@@ -402,17 +428,36 @@ class _FileOutput:
                 self._drop()
             raise
         finally:
-            report.close(num_skipped + run.num_lines)
-        has_failed = any(map(self._writer.num_failed, planned.shards))
+            report.close(num_done)
+        codes = [code for shard in planned.shards for code in self._writer.failed(shard).values()]
         self._complete(planned)
-        return 1 if has_failed else 0
+        if num_passing := sum(code != _ABOUT_THE_TEXT for code in codes):
+            progress.write(
+                f"warning: {report.file}{num_passing} failed for reasons that may pass: the same command "
+                f"with --resume tries again, and {self._folder} is kept for it\n"
+            )
+        else:
+            _remove(self._folder)
+        return 1 if codes else 0
 
-    def _planned(self) -> Plan:
+    def _is_done(self, shard: Shard) -> bool:
+        """Whether a shard is written, and nothing in it failed for a reason that may pass."""
+        codes = self._writer.failed(shard).values()
+        return self._writer.is_done(shard) and all(code == _ABOUT_THE_TEXT for code in codes)
+
+    def _num_done(self, planned: Plan) -> int:
+        """Returns the number of lines that --resume does not translate again."""
+        return sum(shard.num_lines for shard in planned.shards if self._is_done(shard))
+
+    def _planned(self, lock: ExitStack) -> Plan:
         plan, folder = self._plan, self._folder
-        if folder.exists():
+        is_new = not folder.exists()
+        lock.enter_context(locked(folder))
+        if not is_new:
             self._check_folder()
             if plan.overwrite:
                 _remove(folder)
+                lock.enter_context(locked(folder))
         settings = _settings(plan, self._memory) | {
             "format": plan.format,
             "keeps_placeholders": plan.keeps_placeholders if is_software(plan.input) else None,
@@ -471,7 +516,7 @@ class _FileOutput:
         return kept
 
     def _complete(self, planned: Plan) -> None:
-        """Puts the shards together, and removes their folder."""
+        """Puts the shards together."""
         output, whole = self._plan.output, self._folder / "whole"
         with atomic_write(whole) as file:
             for shard in planned.shards:
@@ -479,7 +524,6 @@ class _FileOutput:
                     shutil.copyfileobj(part, file)
         whole.replace(output)
         sync_folder(output.parent)
-        _remove(self._folder)
 
 
 class _Report:
@@ -507,7 +551,14 @@ class _Report:
         self._flaws.add("", number, result, keeps_placeholders=keeps)
         self.note_terms(number, str(result.source))
         self.num_done = number
-        self._progress.show(number, self.num_failed)
+
+    def add_failed_before(self, numbers: Sequence[int]) -> None:
+        """Counts lines that an earlier command reported, and names the first ones."""
+        self.num_failed += len(numbers)
+        if numbers:
+            named = self._unit + "s" * (len(numbers) > 1) + " " + ", ".join(map(str, numbers[:_MOST_NAMED]))
+            more = f" and {len(numbers) - _MOST_NAMED} more" if len(numbers) > _MOST_NAMED else ""
+            self._progress.write(f"warning: {self.file}failed before, and not tried again: {named}{more}\n")
 
     def note_terms(self, number: int, text: str) -> None:
         """Counts a source that has translations of terms."""
@@ -518,24 +569,32 @@ class _Report:
         """Counts a target that ended at its length limit or lacks terms, and a source that was truncated."""
         self._flaws.add_limits("", number, answer)
 
+    def show(self) -> None:
+        """Shows the progress up to the last text that was reported."""
+        self._progress.show(self.num_done, self.num_failed)
+
     def close(self, num_done: int | None = None) -> None:
         """Writes the final progress, by default to the last text that was reported, and the warnings."""
         self._progress.close(self.num_done if num_done is None else num_done, self.num_failed)
         if self._plan.memory:
-            self._progress.write(f"{self._file}{memory_count(self._num_from_memory)}\n")
+            self._progress.write(f"{self.file}{memory_count(self._num_from_memory)}\n")
         for _, number, num_more, problem in self._flaws.warnings(self._plan.options):
             self._progress.write(f"warning: {self._place(number, num_more=num_more)}{problem}\n")
 
     @property
-    def _file(self) -> str:
+    def _unit(self) -> str:
+        """What is counted."""
+        return "text" if self._plan.texts or self._plan.format == DOCUMENT else "line"
+
+    @property
+    def file(self) -> str:
         """The beginning of a message, where the command has several inputs."""
         return f"{self._plan.input}: " if self._plan.is_one_of_many else ""
 
     def _place(self, number: int, *, num_more: int = 0) -> str:
         if self._plan.has_one_text:
             return ""
-        kind = "text" if self._plan.texts or self._plan.format == DOCUMENT else "line"
-        return f"{self._file}{kind} {number}" + (f" and {num_more} more: " if num_more else ": ")
+        return f"{self.file}{self._unit} {number}" + (f" and {num_more} more: " if num_more else ": ")
 
 
 class _Answers:
@@ -583,6 +642,7 @@ class _Answers:
     def _write(self, result: Translated) -> None:
         number = self._number
         self._report.add(number, result)
+        self._report.show()
         if self._plan.as_json:
             self._print(to_json(answer_json(result, number)))
         elif self._keeps_line_breaks and result.answer.hypotheses:
@@ -615,7 +675,7 @@ class _Answers:
         except ClientError as error:
             if is_line_begun and self._plan.has_one_text:
                 self._print("")
-            if error.code in (*STOPPING_CODES, "UNAVAILABLE"):
+            if error.code == "UNAVAILABLE" or is_about_all(error):
                 raise
             self._write(Translated(text, GenerateResponse(), None if error.is_blank_source else error))
         else:

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.files.documents import DocumentTranslation, document_suffix, read_document
-from seq2seq_serve.client.files.lines import count_lines, open_binary, read_lines, text_of
+from seq2seq_serve.client.files.lines import open_binary, read_lines, text_of
 from seq2seq_serve.client.files.plan import (
     DOCUMENT,
     ERRORS_FOLDER,
@@ -340,10 +340,11 @@ class Writer:
         """Whether a shard has been written."""
         return self.path(shard).exists()
 
-    def num_failed(self, shard: Shard) -> int:
-        """Returns the number of lines of a shard that failed when it was written."""
+    def failed(self, shard: Shard) -> dict[int, str]:
+        """Returns the codes of the lines of a shard that failed when it was written, by their numbers."""
         path = self._errors_path(shard)
-        return count_lines(path) if path.exists() else 0
+        errors = map(json.loads, path.read_bytes().splitlines()) if path.exists() else ()
+        return {error["line"]: error["code"] for error in errors}
 
     def begin(self, lines: Lines) -> None:
         """Begins a shard; raises JobError if records already have a field of a new name."""

@@ -132,7 +132,6 @@ class Worker:
         self._reading, self._collecting = asyncio.Lock(), asyncio.Lock()  # both in the order of the shards
         self._shards: asyncio.Queue[Iterator[Sequence[str | ClientError]]] = asyncio.Queue()
         self._results = self.answers(self._texts())
-        self._has_answered = False
         self.num_unsaved_lines = 0
 
     def answers(self, texts: Iterable[str] | AsyncIterable[str | ClientError]) -> AsyncGenerator[Translated]:
@@ -182,7 +181,6 @@ class Worker:
                         flaws.add_terms(shard.input, number, result.source, self._terms)
                     num_failed += result.error is not None
                     num_from_memory += result.from_memory
-                    self._has_answered |= bool(result.answer.hypotheses) and not result.from_memory
                     if lines.document is None or result.error is not None:
                         results[number] = result
                     if lines.document is not None:
@@ -190,8 +188,6 @@ class Worker:
                         if len(answered) == _ANSWERS_AT_ONCE or num_results == shard.num_lines:
                             await asyncio.to_thread(lines.document.add, answered)
                             answered.clear()
-            if shard.first_line == 0:
-                self._check_options(results.values())
             await asyncio.to_thread(self._writer.write, shard, lines, results)
             return Done(shard.num_lines, num_failed, num_from_memory, flaws)
         except (ClientError, StopAsyncIteration):
@@ -207,19 +203,6 @@ class Worker:
         await self._results.aclose()
         await self._decoder.stop()
         self._reader.close()
-
-    def _check_options(self, results: Iterable[Translated]) -> None:
-        """Stops the work if no text so far has an answer, and one was refused for what all texts share.
-
-        The dispatcher stops only after several such texts in a row, and an input may have fewer.
-        """
-        if self._has_answered:
-            return
-        for result in results:
-            error = result.error
-            if error is not None and error.code == "INVALID_ARGUMENT" and not error.is_about_the_text:
-                self._dispatcher.error = error.followed_by("no text was translated")
-                raise self._dispatcher.error
 
     def _prepare(self, text: str | ClientError) -> Any:
         if isinstance(text, ClientError):

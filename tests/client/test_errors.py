@@ -13,6 +13,7 @@ from h2.errors import ErrorCodes
 from h2.events import RequestReceived
 
 from seq2seq_serve.client import AsyncClient, Client, ClientError, FieldViolation
+from seq2seq_serve.protos.seq2seq_v1_pb2 import BatchError
 
 
 class Failure(grpc.RpcError):
@@ -37,7 +38,18 @@ def test_details_that_do_not_fit_the_status_are_left_out():
     trailers = (("grpc-status-details-bin", status.SerializeToString()),)
     failure = Failure(grpc.StatusCode.DEADLINE_EXCEEDED, "Stream removed", trailers)
     error = ClientError.from_rpc(failure, "here")
-    assert (error.code, error.message) == ("DEADLINE_EXCEEDED", "Stream removed")
+    assert (error.code, error.message) == (
+        "DEADLINE_EXCEEDED",
+        "Stream removed: a longer timeout_seconds may help",
+    )
+
+
+def test_a_deadline_names_the_argument_that_sets_it():
+    failure = Failure(grpc.StatusCode.DEADLINE_EXCEEDED, "Stream removed (Deadline Exceeded)", ())
+    text = "DEADLINE_EXCEEDED: no answer came within timeout_seconds"
+    assert str(ClientError.from_rpc(failure, "here")) == text
+    of_item = BatchError(code="DEADLINE_EXCEEDED", message="the deadline passed")
+    assert "timeout_seconds" in ClientError.from_batch(of_item).message
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import trustme
 from seq2seq_serve.bundle.names import SOURCE_IDS
 from seq2seq_serve.client.__main__ import main
 from seq2seq_serve.client.files.formats import Writer
+from seq2seq_serve.client.files.plan import locked
 from seq2seq_serve.client.flags import make_parser, translations
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Timings
 from seq2seq_serve.server.runner.sizing import Draft
@@ -597,9 +598,114 @@ def test_a_line_that_failed_before_the_interruption_counts_in_the_exit_code(run,
     lines = source.read_text(encoding="utf-8").split("\n")
     source.write_text("\n".join(["x" * 100, *lines[1:6], "y", *lines[7:]]), encoding="utf-8")
     command = interrupted()
-    warning = "warning: lines that failed before and are not tried again: 1"
+    warning = "warning: failed before, and not tried again: line 1"
     assert run("translate", *command, "--resume") == (1, [], [warning])
     assert output.read_text(encoding="utf-8").split("\n")[:2] == ["", lines[1]]
+
+
+def test_the_first_lines_that_failed_before_are_named_and_all_are_shown(run, files, interrupted, monkeypatch):
+    """Their number was all that was said, and the progress had only those that failed since."""
+    source, _, _ = files
+    source.write_text("".join(f"{number}{'x' * 100 * (number != 1)}\n" for number in range(10)))
+    command = interrupted(num_shards=4)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    code, _, err = run("translate", *command, "--resume")
+    assert code == 1
+    named = "warning: failed before, and not tried again: lines 1, 3, 4, 5, 6 and 2 more"
+    assert err[0].endswith(named)
+    assert " 10 of 10 lines, " in f" {err[-1]}".replace("\x1b[K", " ")
+    assert err[-1].endswith(", 9 failed")
+
+
+@pytest.mark.parametrize("form", [["--json"], []])
+def test_a_line_that_failed_for_a_reason_that_may_pass_is_tried_again_by_resume(
+    run, server, files, monkeypatch, form
+):
+    """It stayed blank: the output was complete, and nothing was left to continue."""
+    source, output, expected = files
+    monkeypatch.setattr("seq2seq_serve.client.translate._SHARD_LINES", 2)
+    flags = ["--input", str(source), "--output", str(output), *form]
+    step, decode = server.runner.step, server.model.target_tokenizer.decode
+
+    def fail_for_one(rows, num_steps=1):
+        if any("4" in decode(row.request.sources[SOURCE_IDS]) for row in rows):
+            raise RuntimeError("broken")
+        return step(rows, num_steps)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.runner, "step", fail_for_one)
+        code, _, err = run("translate", *flags)
+    assert code == 1
+    folder = output.with_name("out.txt.parts")
+    assert err[-1] == (
+        "warning: 1 failed for reasons that may pass: the same command with --resume tries again, and "
+        f"{folder} is kept for it"
+    )
+    before = server.turns.num_submitted
+    code, _, err = run("translate", *flags, "--resume")
+    assert (code, err) == (1, ["warning: failed before, and not tried again: line 7"])
+    assert server.turns.num_submitted <= before + 2  # of the shard
+    assert not folder.exists()
+    if not form:
+        assert output.read_text(encoding="utf-8") == expected
+
+
+def test_an_output_has_one_command_at_a_time(run, files, interrupted):
+    """The second one ended with "No such file or directory" when the first one removed the shards."""
+    _, output, expected = files
+    command = interrupted()
+    folder = output.with_name("out.txt.parts")
+    for flag in ("--resume", "--overwrite"):
+        with locked(folder):
+            busy = f"error: another command is at work in {folder}: wait for it, or stop it"
+            assert run("translate", *command, flag) == (1, [], [busy])
+    assert run("translate", *command, "--resume")[0] == 1
+    assert output.read_text(encoding="utf-8") == expected
+
+
+def test_what_a_thread_writes_after_an_interrupt_is_counted(run, files, monkeypatch):
+    """The shard was on the disk, and the message had one less."""
+    source, output, _ = files
+    monkeypatch.setattr("seq2seq_serve.client.translate._SHARD_LINES", 2)
+    write, is_written = Writer.write, threading.Event()
+
+    def write_late(writer, shard, *rest):
+        if shard.first_line:
+            assert is_written.wait(30)
+            raise OSError("it was interrupted")
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+        write(writer, shard, *rest)
+        is_written.set()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "write", write_late)
+        code, _, err = run("translate", "--input", str(source), "--output", str(output))
+    assert (code, err[-1]) == (
+        130,
+        "2 of 10 lines are done: continue with the same command and --resume",
+    )
+
+
+def test_a_timeout_is_said_once_and_by_its_flag(run, server):
+    """There was a pair of messages for each time, about other seconds."""
+    server.runner.gate.clear()
+    try:
+        flags = ["--timeout-seconds", "0.2", "--in-flight", "2"]
+        code, out, err = run("translate", *flags, stdin=b"ab\ncd\n")
+    finally:
+        server.runner.gate.set()
+    assert (code, out) == (1, ["", ""])
+    assert all("--timeout-seconds" in line for line in err), err  # also where the server reports it
+    assert err[0].endswith("; a text is tried up to 3 times")
+    assert [line.partition(": DEADLINE")[0] for line in err[1:]] == ["error: line 1", "error: line 2"]
+
+
+def test_an_option_that_is_refused_ends_a_stream_of_lines(run):
+    """Each line failed with the same message."""
+    code, out, err = run("translate", "--stream", "--max-new-tokens", "0", stdin=b"ab\ncd\n")
+    refusal = "error: INVALID_ARGUMENT: --max-new-tokens is 0, and echo takes 1 to 64"
+    assert (code, out, err) == (1, [], [refusal])
 
 
 BULK_PLAN = '{"settings": {"bundle_version": "v1", "inputs": {"/in/a.txt": [5, 9, "a1"]}}, "shards": []}'
@@ -675,14 +781,8 @@ def test_a_device_is_written_to_without_being_asked_to_replace_it(run, files):
 def test_work_that_stops_before_its_first_shard_leaves_nothing(run, files):
     source, output, expected = files
     flags = ["--input", str(source), "--output", str(output)]
-    assert run("translate", *flags, "--max-new-tokens", "0") == (
-        1,
-        [],
-        [
-            "error: INVALID_ARGUMENT: --max-new-tokens is 0, and echo takes 1 to 64; stopped after 5 texts "
-            "in a row that failed"
-        ],
-    )
+    refusal = "error: INVALID_ARGUMENT: --max-new-tokens is 0, and echo takes 1 to 64"
+    assert run("translate", *flags, "--max-new-tokens", "0") == (1, [], [refusal])
     assert [path.name for path in output.parent.iterdir()] == ["in.txt"]
     assert run("translate", *flags)[0] == 1  # the corrected command
     assert output.read_text(encoding="utf-8") == expected
@@ -695,8 +795,7 @@ def test_a_refused_option_leaves_no_output_of_a_short_input(run, tmp_path, name,
     source.write_text(content)
     flags = ["--input", str(source), "--output", str(output)]
     code, _, err = run("translate", *flags, "--max-new-tokens", "0")
-    refusal = "INVALID_ARGUMENT: --max-new-tokens is 0, and echo takes 1 to 64"
-    assert (code, err[-1]) == (1, f"error: {refusal}; no text was translated")
+    assert (code, err) == (1, ["error: INVALID_ARGUMENT: --max-new-tokens is 0, and echo takes 1 to 64"])
     assert list(tmp_path.iterdir()) == [source]
     assert run("translate", *flags)[0] == 0
     assert output.read_text() == content
@@ -800,7 +899,7 @@ def test_a_reader_that_leaves_early_gets_no_traceback(server):
         process.stdout.close()
         process.stdin.write(b"abc\n" * 100)
         process.stdin.flush()
-        assert process.wait(20) == 1
+        assert process.wait(20) == 128 + signal.SIGPIPE
         assert process.stderr.read() == b""
 
 

@@ -164,9 +164,8 @@ def test_a_text_that_fails_by_itself_is_sent_once_and_stops_nothing():
 def test_a_wrong_option_stops_translate_many_with_one_error():
     simulation = Simulation(lambda text, now: BAD_OPTION)
     assert simulation.run(numbered(100_000)) == []
-    assert "INVALID_ARGUMENT: bad; stopped after 5 " in str(simulation.error)
-    assert simulation.error.field_violations == BAD_OPTION.field_violations
-    assert len(simulation.sent) <= 8 + 5
+    assert simulation.error is BAD_OPTION
+    assert len(simulation.sent) == 8
 
 
 @pytest.mark.parametrize("code", ["INTERNAL", "DEADLINE_EXCEEDED", "CANCELLED", "RESOURCE_EXHAUSTED"])
@@ -342,9 +341,24 @@ def test_a_request_that_is_refused_as_a_whole_is_sent_again_text_by_text():
     calls = dispatcher.next_calls()
     assert list(map(len, calls)) == [1] * 8
     for [text] in calls:
-        dispatcher.end(text, BAD_OPTION)
-    assert list(dispatcher.results()) == []
-    assert "stopped after 5 texts in a row that failed" in str(dispatcher.error)
+        dispatcher.end(text, TOO_LONG)
+    assert outcomes(list(dispatcher.results())) == ["INVALID_ARGUMENT"] * 8
+    assert dispatcher.error is None
+
+
+def test_texts_that_fail_in_a_row_stop_the_work():
+    simulation = Simulation(lambda text, now: BUG)
+    assert simulation.run(numbered(100)) == []
+    assert str(simulation.error) == "INTERNAL: a bug; stopped after 5 texts in a row that failed"
+
+
+def test_an_error_that_may_pass_is_logged_once(caplog):
+    """Each time had a message, with a time for which nothing was tried again."""
+    caplog.set_level(logging.INFO)
+    late = ClientError("DEADLINE_EXCEEDED", "late")
+    simulation = Simulation(lambda text, now: late if text.endswith("0") else answer(text))
+    assert outcomes(simulation.run(numbered(40))).count("DEADLINE_EXCEEDED") == 4
+    assert caplog.messages == ["DEADLINE_EXCEEDED: late; a text is tried up to 3 times"]
 
 
 async def test_texts_that_a_call_leaves_out_are_sent_again():

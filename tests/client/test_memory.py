@@ -92,8 +92,10 @@ def test_an_option_that_is_refused_stops_the_work_also_if_the_memory_has_some_te
     (tmp_path / "in.txt").write_text("가\nab\n")
     files = ["--input", "in.txt", "--output", "out.txt"]
     code, _, err = run("translate", *files, "--memory", "old.tmx", "--top-k", "3")
-    assert (code, err[1]) == (1, "from the memory: 1 text")
-    assert err[2].endswith("; no text was translated")
+    assert (code, err) == (
+        1,
+        ["from the memory: 1 text", "error: INVALID_ARGUMENT: --top-k needs a temperature above 0"],
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "old.tmx"]
 
 
