@@ -182,7 +182,10 @@ class Dispatcher(Generic[Request]):
             return []
         calls: list[list[PendingText[Request]]] = []
         latest: dict[Hashable, list[PendingText[Request]]] = {}  # call by kind
-        for _ in range(min(self._room, len(self._waiting))):
+        number = min(self._room, len(self._waiting))
+        if len(self._waiting) > number > MOST_TOGETHER:
+            number -= number % MOST_TOGETHER  # whole calls only: the others go with the next ones
+        for _ in range(number):
             _, text = heapq.heappop(self._waiting)
             self._num_in_flight += 1
             self._num_sent += 1

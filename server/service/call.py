@@ -43,6 +43,13 @@ class Call(CallRecord):
         """Whether the caller has stopped waiting by now."""
         return False
 
+    def has_time(self) -> bool:
+        """Whether its next piece of work may begin at once; otherwise after `turn`."""
+        return True
+
+    async def turn(self) -> None:
+        """Waits for its turn among other calls."""
+
     def check_answer_bytes(self, num_bytes: int) -> None:
         """Refuses an answer that is too long for the caller; raises InvalidRequest."""
 

@@ -34,6 +34,7 @@ from seq2seq_serve.server.service.arrivals import SHUTTING_DOWN, Arrivals, end_n
 from seq2seq_serve.server.service.call import ON_THE_LOOP_BYTES, SHORT_BYTES, SMALL_ANSWER_BYTES, Call
 from seq2seq_serve.server.service.fair_thread import FairThreads, YieldPoint
 from seq2seq_serve.server.service.live.admission import LiveStreams
+from seq2seq_serve.server.service.pace import Pace
 from seq2seq_serve.server.service.shares import Room, Shares
 from seq2seq_serve.server.service.status import REQUEST_ID, status_of
 from seq2seq_serve.server.service.wire import MAX_FIELDS
@@ -59,7 +60,7 @@ _MOST_SMALL_PROMPT, _MOST_SMALL_LATE = 8, 16
 # server's health; each takes about 45 KiB.
 _MOST_STREAMS = 2048
 
-_MOST_BEGUN = 8  # requests of a call in one turn of the event loop, of a third of a millisecond each
+_MOST_BEGUN = 8  # requests of a call in one round of the event loop, of a third of a millisecond each
 
 _MAX_WAITING_BYTES = 8 * 2**20
 _MAX_DECODING_BYTES = 2**27  # and one file of any size beyond them
@@ -115,6 +116,17 @@ class RemoteCall(Call):
         its.work, its.held, its.whole = Work(), [], self
         its.write, its.writing = outbox.write, asyncio.Lock()
         return its
+
+    def has_time(self) -> bool:
+        """As `Call.has_time`: the requests that one call brings leave time for other calls."""
+        if self.whole is not None:
+            return self.calls.pace.has_time()
+        self.calls.pace.make_way()
+        return True
+
+    async def turn(self) -> None:
+        """As `Call.turn`."""
+        await self.calls.pace.turn()
 
     def is_expired(self) -> bool:
         """Whether the caller has stopped waiting by now."""
@@ -316,6 +328,7 @@ class Calls:
         large_messages: Receives messages with sources.
         small_messages: Receives all others.
         num_open: The number of calls that have not ended, without probes.
+        pace: Gives the requests of batches their turns.
         answers: The thread that builds large answers.
         short_texts: The thread that cuts texts of up to `SHORT_BYTES`.
         long_texts: The thread that cuts longer texts.
@@ -338,6 +351,7 @@ class Calls:
         self.is_draining = False
         self.num_open = 0
         self._num_opened = 0
+        self.pace = Pace()
         self.held = Shares(_MAX_HELD_BYTES, "large requests and answers of {} bytes are open")
         self.attention = Shares(_MAX_ATTENTION_BYTES, "words get their times from attention of {} bytes")
         self._idle = asyncio.Event()
@@ -493,9 +507,11 @@ class Calls:
         room, outbox = asyncio.Semaphore(most_open), Outbox(call.write, join)
 
         async def answer_one(item: _Item, its: RemoteCall) -> None:
-            answering = answer(item, its)
-            del item  # whose memory is not needed while it is decoded
             try:
+                if not its.has_time():
+                    await its.turn()
+                answering = answer(item, its)
+                del item  # whose memory is not needed while it is decoded
                 await answering
             finally:
                 room.release()
@@ -517,7 +533,9 @@ class Calls:
                     tasks.create_task(answer_one(item, call.item(number, outbox)))
                     del item
                     if (number + 1) % _MOST_BEGUN == 0:
-                        await asyncio.sleep(0)  # they are read, and then submitted, before the next ones
+                        await (
+                            self.pace.next_round()
+                        )  # they are read, and then submitted, before the next ones
         except ExceptionGroup as group:
             refusal = group.with_traceback(None).exceptions[0]
         finally:

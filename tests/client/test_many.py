@@ -261,6 +261,8 @@ def test_texts_of_one_kind_share_calls():
     calls = sent(sharing(numbered(40)))
     assert list(map(len, calls)) == [MOST_TOGETHER, 40 - MOST_TOGETHER]
     assert [text for call in calls for text in call] == numbered(40)
+    calls = sent(sharing(numbered(99), in_flight=2 * MOST_TOGETHER + 1))
+    assert list(map(len, calls)) == [MOST_TOGETHER, MOST_TOGETHER]  # none alone, as others come
     mixed = ["a 1", "b 1", "alone 1", "a 2", "alone 2", "b 2"]
     assert sent(sharing(mixed)) == [["a 1", "a 2"], ["b 1", "b 2"], ["alone 1"], ["alone 2"]]
 
