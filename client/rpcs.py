@@ -252,7 +252,7 @@ def generate_batch(
     """Yields the place of each source with its answer or error, in the order of completion.
 
     Blank texts, and items that cannot be sent, get the results that `translate_many` gives them. A call takes
-    at most 2,700 texts in 4 MiB. `translate_many` takes any number of texts, yields them in order, and
+    at most 2,700 sources in 4 MiB. `translate_many` takes any number of texts, yields them in order, and
     retries temporary failures.
     """
     check_texts(sources)

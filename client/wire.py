@@ -25,7 +25,7 @@ DEFAULT_ADDRESS = "localhost:50051"
 DEFAULT_TIMEOUT_SECONDS = 60.0
 MAX_REQUEST_BYTES, MAX_ANSWER_BYTES = 4 * 2**20, 16 * 2**20  # the same limits as in the server
 
-MAX_BATCH = 2700  # texts: the server accepts messages of 8192 fields, and an item is three
+MAX_BATCH = 2700  # items that the server accepts in a message
 MOST_SHARED_BYTES = 1024  # of an item that shares a call: the cost of a larger one is in its decoding
 
 _SERVICE = DESCRIPTOR.services_by_name["Seq2Seq"]

@@ -13,14 +13,18 @@ from typing import Any
 import numpy as np
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
+from seq2seq_serve.protos.seq2seq_v1_pb2 import BatchItem, GenerateOptions
 
 # A map entry counts three times: itself, its key and its value. Valid requests have at most 1024 biases.
 MAX_FIELDS = 2**13
 # The numbers in packed fields; one input tensor may have this many.
 MAX_NUMBERS = 2**20
+# The items of a batch, each of which may have a tag and two named sources beside the fields of the message.
+MAX_ITEMS = 2700
+_FIELDS_PER_ITEM = 8
 
 _OPTIONS: Any = GenerateOptions.DESCRIPTOR
+_ITEM: Any = BatchItem.DESCRIPTOR
 _LEAST_KEPT, _MOST_KEPT = 2**11, 2**17  # bytes of options
 
 _VARINT, _FIXED64, _LENGTH, _GROUP_START, _GROUP_END, _FIXED32 = range(6)
@@ -66,10 +70,11 @@ def _layout(descriptor: Descriptor) -> _Layout:
 
 
 def check_elements(raw: bytes, descriptor: Descriptor) -> None:
-    """Refuses a message with too many fields, nested ones included, or too many packed numbers.
+    """Refuses a message with too many fields, nested ones included, too many packed numbers, or batch items.
 
     Raises:
-        TooManyElements: The message has more than `MAX_FIELDS` or `MAX_NUMBERS`.
+        TooManyElements: The message has more than `MAX_ITEMS`, `MAX_NUMBERS`, or `MAX_FIELDS` and
+            `_FIELDS_PER_ITEM` for each item.
         ValueError, IndexError: The bytes are not a message.
     """
     _count(raw, descriptor)
@@ -77,7 +82,8 @@ def check_elements(raw: bytes, descriptor: Descriptor) -> None:
 
 def _count(raw: bytes, descriptor: Descriptor) -> tuple[int, int]:
     """Returns the numbers of fields and of packed numbers of a message; raises as `check_elements`."""
-    num_fields = num_numbers = 0
+    num_fields = num_numbers = num_items = 0
+    most_fields = MAX_FIELDS
     octets = np.frombuffer(raw, np.uint8)
     unread = [(0, len(raw), descriptor)]
     while unread:
@@ -98,17 +104,23 @@ def _count(raw: bytes, descriptor: Descriptor) -> tuple[int, int]:
                 place = start + length
                 if place > end:
                     raise ValueError("a field ends after its message")
-                if layout.messages.get(number) is _OPTIONS and _LEAST_KEPT < length <= _MOST_KEPT:
+                inner = layout.messages.get(number)
+                if inner is _OPTIONS and _LEAST_KEPT < length <= _MOST_KEPT:
                     its_fields, its_numbers = _kept_count(raw[start:place])
                     num_fields, num_numbers = num_fields + its_fields, num_numbers + its_numbers
-                elif number in layout.messages:
-                    unread.append((start, place, layout.messages[number]))
+                elif inner is not None:
+                    unread.append((start, place, inner))
+                    if inner is _ITEM:
+                        num_items += 1
+                        most_fields += _FIELDS_PER_ITEM
+                        if num_items > MAX_ITEMS:
+                            raise TooManyElements(f"the message has more than {MAX_ITEMS} items")
                 elif number in layout.widths:
                     num_numbers += _num_packed(octets[start:place], layout.widths[number])
             elif kind not in (_GROUP_START, _GROUP_END):  # a group's fields are counted like its message's
                 raise ValueError(f"{kind} is not a wire type")
-            if num_fields > MAX_FIELDS:
-                raise TooManyElements(f"the message has more than {MAX_FIELDS} fields")
+            if num_fields > most_fields:
+                raise TooManyElements(f"the message has more than {most_fields} fields")
             if num_numbers > MAX_NUMBERS:
                 raise TooManyElements(f"the message has more than {MAX_NUMBERS} numbers")
     return num_fields, num_numbers

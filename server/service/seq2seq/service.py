@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from functools import partial
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.errors import (
-    EngineFailed,
+    DeadlineExceeded,
     InvalidRequest,
     Overloaded,
-    ServerError,
     Unavailable,
     is_about_all,
 )
@@ -68,7 +66,6 @@ class Seq2SeqService:
             call.is_accepted = not message.refuses_items
             items = enumerate(message.items)
             join = _joined if message.joins_answers else None
-            ends_the_batch = partial(_ends_the_batch, is_accepted=call.is_accepted)
 
             async def following() -> tuple[int, pb.BatchItem] | None:
                 return next(items, None)
@@ -83,7 +80,7 @@ class Seq2SeqService:
             async def answer(numbered: tuple[int, pb.BatchItem], its: RemoteCall) -> None:
                 index, item = numbered
                 response = pb.GenerateBatchResponse(index=index, tag=item.tag)
-                error = await call.calls.run(its, generate_and_send(item, response, its), ends_the_batch)
+                error = await call.calls.run(its, generate_and_send(item, response, its), _ends_the_batch)
                 if error is not None:
                     response.error.CopyFrom(_batch_error(error, its.request_id))
                     await its.send(response)
@@ -153,11 +150,6 @@ def _joined(answers: list[bytes]) -> bytes:
     return whole.SerializeToString()
 
 
-def _ends_the_batch(error: Exception, *, is_accepted: bool) -> bool:
-    """Whether every item would fail: not if a source is wrong, its answer too long, or a step failed.
-
-    Items that are not accepted together are not refused together either, unless an option is wrong.
-    """
-    if isinstance(error, InvalidRequest):
-        return is_about_all(error)
-    return is_accepted and isinstance(error, ServerError) and not isinstance(error, EngineFailed)
+def _ends_the_batch(error: Exception) -> bool:
+    """Whether every item would fail: an option is wrong, or the deadline of the call has passed."""
+    return is_about_all(error) if isinstance(error, InvalidRequest) else isinstance(error, DeadlineExceeded)

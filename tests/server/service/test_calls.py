@@ -13,7 +13,8 @@ from grpc_status import rpc_status
 
 from seq2seq_serve.client import AsyncClient, ClientError
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from seq2seq_serve.server.errors import Unavailable
+from seq2seq_serve.server.config import QueueLimits
+from seq2seq_serve.server.errors import DeadlineExceeded
 from seq2seq_serve.server.service import calls
 from seq2seq_serve.server.service.calls import SMALL_REQUEST_BYTES, Calls, Outbox, RemoteCall
 from seq2seq_serve.server.service.health import SEQ2SEQ
@@ -402,7 +403,7 @@ async def test_an_error_that_ends_a_batch_reaches_a_caller_who_reads_slowly(monk
         while call.write.__self__._writing is None:
             await asyncio.sleep(0.01)
         failed.set()
-        raise Unavailable("the engine ended")
+        raise DeadlineExceeded("the deadline passed")
 
     monkeypatch.setattr(service, "generate", generate)
     async with (
@@ -413,6 +414,6 @@ async def test_an_error_that_ends_a_batch_reaches_a_caller_who_reads_slowly(monk
         await failed.wait()
         async with asyncio.timeout(20):
             assert len(pb.GenerateBatchResponse.FromString(await call.read()).response.hypotheses) == 1
-            with pytest.raises(AioRpcError, match="the engine ended"):
+            with pytest.raises(AioRpcError, match="the deadline passed"):
                 await call.read()
         await until_held(served, 0, 0)

@@ -6,7 +6,13 @@ from grpc_health.v1 import health_pb2
 
 from seq2seq_serve.protos import open_inference_pb2 as oi
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from seq2seq_serve.server.service.wire import MAX_FIELDS, MAX_NUMBERS, TooManyElements, check_elements
+from seq2seq_serve.server.service.wire import (
+    MAX_FIELDS,
+    MAX_ITEMS,
+    MAX_NUMBERS,
+    TooManyElements,
+    check_elements,
+)
 
 BOMB_BYTES = 8 * MAX_NUMBERS + 100
 MAX_DEPTH = 4
@@ -53,7 +59,8 @@ BOMBS = dict(all_bombs())
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_in_any_repeated_field_is_found(name):
     message_type, raw = BOMBS[name]
-    with pytest.raises(TooManyElements, match=f"more than ({MAX_FIELDS} fields|{MAX_NUMBERS} numbers)"):
+    most = f"({MAX_FIELDS} fields|{MAX_FIELDS + 8} fields|{MAX_NUMBERS} numbers|{MAX_ITEMS} items)"
+    with pytest.raises(TooManyElements, match=f"more than {most}$"):
         check_elements(raw, message_type)
 
 
@@ -75,6 +82,25 @@ def test_the_largest_sound_request_passes():
     )
     request = pb.GenerateRequest(sources=[pb.Source(text="x" * 2**20)], options=options)
     check_elements(request.SerializeToString(), pb.GenerateRequest.DESCRIPTOR)
+
+
+def batch_of(num_items: int, num_sources: int = 2) -> bytes:
+    sources = [pb.Source(name="story", text="x")] * num_sources
+    options = pb.GenerateOptions(terms=[pb.Term(source="a", target="b")] * 1000)
+    items = [pb.BatchItem(tag=f"tag {number}", sources=sources) for number in range(num_items)]
+    return pb.GenerateBatchRequest(model="m", items=items, options=options).SerializeToString()
+
+
+def test_as_many_items_of_a_batch_as_are_documented_pass_with_tags_names_and_options():
+    """A tag and a name count as fields: 2,700 items with tags were refused."""
+    batch = pb.GenerateBatchRequest.DESCRIPTOR
+    check_elements(batch_of(MAX_ITEMS), batch)
+    with pytest.raises(TooManyElements, match=f"more than {MAX_ITEMS} items"):
+        check_elements(batch_of(MAX_ITEMS + 1, 1), batch)
+    with pytest.raises(TooManyElements, match=f"more than {MAX_FIELDS + 8 * MAX_ITEMS} fields"):
+        check_elements(batch_of(MAX_ITEMS, 4), batch)
+    with pytest.raises(TooManyElements, match=f"more than {MAX_FIELDS + 8} fields"):
+        check_elements(batch_of(1, MAX_FIELDS // 3), batch)
 
 
 @pytest.mark.parametrize(
