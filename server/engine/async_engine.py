@@ -285,9 +285,9 @@ class AsyncEngine:
                 if stream.result is None:
                     self._cancel(stream.request, is_expired=is_expired())
 
-    def check_size(self, num_requests: int, num_tokens: int) -> None:
+    def check_size(self, num_requests: int, num_tokens: int, unit: str = "requests") -> None:
         """Raises InvalidRequest if a call's requests or source tokens do not fit into an empty queue."""
-        excess = self._queue.excess(num_requests, num_tokens)
+        excess = self._queue.excess(num_requests, num_tokens, unit)
         if excess:
             raise InvalidRequest(f"the call has {excess} here: send fewer in one call", field="sources")
 

@@ -200,11 +200,17 @@ class FairQueue:
         if not level.lines:
             del self._levels[request.priority]
 
-    def excess(self, num_requests: int, num_tokens: int) -> str:
-        """Returns the exceeded limit as a phrase of an error message; empty if none is exceeded."""
+    def excess(self, num_requests: int, num_tokens: int, unit: str = "requests") -> str:
+        """Returns the exceeded limit as a phrase of an error message; empty if none is exceeded.
+
+        Args:
+            num_requests: The number of requests that would wait.
+            num_tokens: The number of their source tokens.
+            unit: What the caller sees as a request.
+        """
         limits = self._limits
         if num_requests > limits.max_waiting_requests:
-            return f"{num_requests} requests, and at most {limits.max_waiting_requests} may wait"
+            return f"{num_requests} {unit}, and at most {limits.max_waiting_requests} may wait"
         if num_tokens > limits.max_waiting_tokens:
             return f"{num_tokens} source tokens, and at most {limits.max_waiting_tokens} may wait"
         return ""

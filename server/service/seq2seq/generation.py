@@ -184,7 +184,8 @@ async def generate(
                 )
             num_tokens += sum(reading.request.queue_tokens for reading in readings)
             call.check_answer_bytes(num_bytes)  # after each item: a refused call is not read further
-            engine.check_size(len(requests), num_tokens)
+            is_split = len(requests) > len(readings_of_all)
+            engine.check_size(len(requests), num_tokens, "sentences" if is_split else "requests")
             if items:
                 await asyncio.sleep(0)  # lets other calls run before the next sources are read
         pairs_of_all: list[list[tuple[Reading, Result]]] = []

@@ -227,6 +227,16 @@ async def test_an_answer_that_may_become_too_long_is_refused_before_the_work(mon
         await served.stub.Generate(request)
 
 
+async def test_a_text_of_more_sentences_than_may_wait_is_refused_by_their_number():
+    """A caller who sent one text read that the call had many requests."""
+    request = pb.GenerateRequest(sources=[pb.Source(text="One. Two. Three.")])
+    request.options.long_source = pb.LONG_SOURCE_SPLIT_ALWAYS
+    async with serving(queue=QueueLimits(max_waiting_requests=2)) as served:
+        expected = "the call has 3 sentences, and at most 2 may wait here: send fewer in one call"
+        with pytest.raises(aio.AioRpcError, match=expected):
+            await served.stub.Generate(request)
+
+
 async def test_a_large_answer_is_built_beside_the_event_loop(monkeypatch):
     threads = []
     add = answers._add_alternatives
