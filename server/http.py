@@ -31,6 +31,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 from websockets.frames import Frame
@@ -259,6 +260,8 @@ class _Socket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         return await super().receive()
 
     async def send(self, message: Any) -> None:
+        if message["type"] == "websocket.send" and self.transport.is_closing():
+            raise ClientDisconnected  # uvicorn sees it in a later turn of the loop
         await super().send(message)
         if message["type"] == "websocket.http.response.body":
             self.handshake_complete = True  # or uvicorn (0.54) logs an error for each refused caller

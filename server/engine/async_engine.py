@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -54,6 +55,8 @@ class CoreHandle(ABC):
         failing_since: When its turns began to raise; None while they do not.
         last_turn_at: When it last reported a turn, or was sent a request while it had none.
         longest_turn_seconds: A turn that takes longer hangs.
+        num_silent_rounds: Of the watcher, without a sign of life.
+        fault: Why the engine ended it, as the end of a sentence; empty if it has not.
         can_be_killed: Whether `kill` also ends it while it hangs.
     """
 
@@ -69,6 +72,8 @@ class CoreHandle(ABC):
         self.failing_since: float | None = None
         self.last_turn_at = time.monotonic()
         self.longest_turn_seconds = _LEAST_TURN_SECONDS
+        self.num_silent_rounds = 0
+        self.fault = ""
 
     @abstractmethod
     async def start(self, turned: Callable[[Sequence[Turn]], None], ended: Callable[[str], None]) -> None:
@@ -405,6 +410,7 @@ class AsyncEngine:
             # A bug of ours: the readers that did not get their updates get an end when the core has ended.
             _log.critical("model %s: turns cannot be reported", self.model_name, exc_info=True)
             core.is_ready = False
+            core.fault = "whose turns could not be reported"
             core.kill()
 
     def _report(self, turn: Turn) -> None:
@@ -440,7 +446,7 @@ class AsyncEngine:
             core.write_adapter(place, weights)
         slow_seconds = min(_TURN_PER_START * (self._clock() - began), _MOST_TURN_SECONDS)
         core.longest_turn_seconds = max(slow_seconds, _LEAST_TURN_SECONDS)
-        core.requests, core.num_slots_wanted = {}, 0
+        core.requests, core.num_slots_wanted, core.fault = {}, 0, ""
         core.is_ready, core.failing_since, core.load = True, None, Load(0, 0, 0, 0)
         core.last_turn_at = self._clock()
 
@@ -449,6 +455,8 @@ class AsyncEngine:
         core.is_ready, core.load = False, Load(0, 0, 0, 0)
         if self._is_stopping:
             return  # `stop` answers them
+        if core.fault:
+            cause = f"the server ended an instance {core.fault}"
         _log.critical(
             "model %s: %s; its %d requests end, and it is restarted",
             self.model_name,
@@ -483,6 +491,18 @@ class AsyncEngine:
             now = self._clock()
             for core in self.cores:
                 core.watch()
-                failing_seconds = 0.0 if core.failing_since is None else now - core.failing_since
-                if core.is_ready and (failing_seconds > _MOST_FAILING_SECONDS or core.is_hung()):
+                if core.is_ready and (fault := _fault(core, now)):
+                    core.fault = fault
                     core.kill()
+
+
+def _fault(core: CoreHandle, now: float) -> str:
+    """Returns why a core has to end, as `CoreHandle.fault`."""
+    if core.failing_since is not None and now - core.failing_since > _MOST_FAILING_SECONDS:
+        return f"whose steps failed for {now - core.failing_since:.0f} seconds"
+    if not core.is_hung():
+        return ""
+    seconds = core.turn_seconds()
+    if math.isinf(seconds):
+        return f"that did not show life for {core.num_silent_rounds * _WATCH_SECONDS:.0f} seconds"
+    return f"whose turn took {seconds:.0f} seconds, and at most {core.longest_turn_seconds:.0f} are usual"

@@ -99,7 +99,6 @@ class ProcessCore(CoreHandle):
         self._writer: asyncio.StreamWriter | None = None
         self._listening: asyncio.Task[None] | None = None
         self._by_number: dict[int, Request] = {}
-        self._num_silent_rounds = 0  # of the watcher
         self._turn_seconds = 0.0
 
     async def start(self, turned: Callable[[Sequence[Turn]], None], ended: Callable[[str], None]) -> None:
@@ -126,7 +125,7 @@ class ProcessCore(CoreHandle):
         if isinstance(first, _Stopped):
             await self._reap()
             raise ValueError(first.problem)
-        self._num_silent_rounds, self._turn_seconds = 0, 0.0
+        self.num_silent_rounds, self._turn_seconds = 0, 0.0
         self._listening = asyncio.create_task(self._listen(reader, turned, ended))
 
     def admit(self, requests: tuple[Request, ...]) -> None:
@@ -147,11 +146,11 @@ class ProcessCore(CoreHandle):
 
     def watch(self) -> None:
         """As `CoreHandle.watch`."""
-        self._num_silent_rounds += 1
+        self.num_silent_rounds += 1
 
     def turn_seconds(self) -> float:
         """As `CoreHandle.turn_seconds`, as the process last reported it."""
-        is_silent = self._num_silent_rounds > _MOST_SILENT_ROUNDS
+        is_silent = self.num_silent_rounds > _MOST_SILENT_ROUNDS
         return math.inf if is_silent else self._turn_seconds
 
     def kill(self) -> None:
@@ -177,7 +176,8 @@ class ProcessCore(CoreHandle):
     def _send(self, message: object) -> None:
         """Send a message without waiting; what a dead process does not read is lost."""
         assert self._writer is not None
-        self._writer.write(_packed(message))
+        if not self._writer.is_closing():  # its end is read in a later turn of the loop
+            self._writer.write(_packed(message))
 
     async def _listen(
         self,
@@ -188,7 +188,7 @@ class ProcessCore(CoreHandle):
         """Hand over all turns until the process ends or sends another message than turns."""
         try:
             while (message := await _read_message(reader)) is not None:
-                self._num_silent_rounds, self._turn_seconds = 0, message.turn_seconds
+                self.num_silent_rounds, self._turn_seconds = 0, message.turn_seconds
                 if message.turns:
                     turned(
                         [
@@ -198,6 +198,7 @@ class ProcessCore(CoreHandle):
                     )
         except Exception:
             _log.critical("the turns of an instance cannot be read", exc_info=True)
+            self.fault = self.fault or "whose turns could not be read"
         self.is_ready = False
         is_stopping, self._listening = self._listening is None, None
         self._by_number.clear()

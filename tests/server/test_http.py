@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.registry import Collector
 from starlette.routing import WebSocketRoute
+from starlette.websockets import WebSocketDisconnect
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
@@ -419,6 +420,30 @@ def test_a_client_who_is_not_read_is_seen_to_leave(sockets, is_reset):
     while sockets._state.tasks:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_nothing_is_written_to_a_client_that_has_left(problems, caplog):
+    """Each further message of the same turn of the event loop was a warning of asyncio in the log."""
+    done = threading.Event()
+
+    async def send_many(socket):
+        await socket.accept()
+        while True:  # until the client has left
+            try:
+                for _ in range(64):
+                    await socket.send_bytes(b"text")
+            except WebSocketDisconnect:
+                done.set()
+                return
+            await asyncio.sleep(0)
+
+    with on_a_thread(listening(problems, routes=[WebSocketRoute("/echo", send_many)])) as server:
+        with socket.create_connection(("127.0.0.1", server.port), 20) as client:
+            client.sendall(OPENING + b"\r\n")
+            assert client.recv(2**16).startswith(b"HTTP/1.1 101")
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        assert done.wait(20)
+    assert "socket.send() raised exception" not in caplog.text
 
 
 def test_a_message_may_have_frames_but_not_without_end(sockets):

@@ -211,7 +211,7 @@ async def test_a_failed_core_restart_is_retried_and_a_failed_first_start_raises(
 
 
 @pytest.mark.parametrize("is_killable", [True, False])
-async def test_a_hung_core_is_killed_or_reported_as_a_fatal_problem(is_killable, monkeypatch):
+async def test_a_hung_core_is_killed_or_reported_as_a_fatal_problem(is_killable, monkeypatch, caplog):
     monkeypatch.setattr("seq2seq_serve.server.engine.async_engine._WATCH_SECONDS", 0.0)
     engine = DrivenEngine(FakeRunner(1))
     core, kills = engine.cores[0], []
@@ -229,6 +229,13 @@ async def test_a_hung_core_is_killed_or_reported_as_a_fatal_problem(is_killable,
     core.age = 0.0
     engine.finish()
     assert stream.result.error is None
+    core.ended("it was killed")
+    cause = "the server ended an instance whose turn took 70 seconds, and at most 60 are usual"
+    assert f"model fake: {cause}; its 0 requests end" in caplog.text
+    while not core.is_ready:
+        await asyncio.sleep(0)
+    core.ended("it was killed")
+    assert "model fake: it was killed; its 0 requests end" in caplog.text
     await engine.engine.stop()
 
 
@@ -267,6 +274,7 @@ async def test_a_core_is_restarted_after_its_steps_have_failed_for_some_seconds(
         for _ in range(3):  # looks at the core
             await asyncio.sleep(0)
         assert bool(kills) is is_killed
+    assert core.fault == "whose steps failed for 21 seconds"
     await engine.engine.stop()
 
 

@@ -22,7 +22,7 @@ from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
 from seq2seq_serve.server.config import QueueLimits, RunnerConfig, ServerConfig
 from seq2seq_serve.server.models.loading import load_model
-from seq2seq_serve.server.models.process import ProcessCore
+from seq2seq_serve.server.models.process import ProcessCore, _Cancel
 from tests.models import adapter_folder, random_adapter
 from tests.server.service.harness import Served, on_a_thread, serving_bundles
 
@@ -221,7 +221,48 @@ def test_a_core_that_is_killed_or_stopped_loses_its_own_requests_and_is_restarte
         assert victim.last_turn_at > before, "the new one decodes"
         aborted = {"model_name": "random", "finished_reason": "abort"}
         assert served.metric("seq2seq_request_success_total", **aborted) == 5
-    assert "was killed by SIGKILL; its 5 requests end, and it is restarted" in caplog.text
+    cause = "the process of an instance was killed by SIGKILL"
+    if number is signal.SIGSTOP:  # by the server itself
+        cause = "the server ended an instance that did not show life for 6 seconds"
+    assert f"model random: {cause}; its 5 requests end, and it is restarted" in caplog.text
+
+
+@pytest.mark.parametrize("refuses_items", [False, True])
+def test_a_core_that_is_killed_ends_its_own_items_of_a_batch_only(refuses_items, double):
+    """Without `refuses_items`, the whole call ended, with the items that waited."""
+    victim, other = instances_of(double)
+    process_id = victim.process.pid
+    items = [pb.BatchItem(sources=[pb.Source(text=text)]) for text in TEXTS * 5]
+    with stub_of(double.address) as stub:
+        with held([victim]):
+            with held([other]):
+                call = stub.GenerateBatch(pb.GenerateBatchRequest(items=items, refuses_items=refuses_items))
+                until(lambda: len(victim.requests) == 5)
+            os.kill(process_id, signal.SIGKILL)
+            until(lambda: victim.is_ready and victim.process.pid != process_id)
+        found = list(call)
+    assert sorted(answer.index for answer in found) == list(range(len(items)))
+    failed = [answer.error for answer in found if answer.HasField("error")]
+    assert [error.code for error in failed] == ["UNAVAILABLE"] * 5
+    assert all("the engine of model random ended" in error.message for error in failed)
+
+
+def test_nothing_is_written_to_a_process_that_has_ended(double, caplog):
+    """Each request after the first that found the socket closed was a warning of asyncio in the log."""
+    victim, _ = instances_of(double)
+
+    def end_and_send() -> None:
+        victim.process.kill()
+        victim.process.wait()
+        for _ in range(20):
+            victim._send(_Cancel(0, False))
+
+    with stub_of(double.address) as stub:
+        before = victim.process.pid
+        victim._listening.get_loop().call_soon_threadsafe(end_and_send)
+        until(lambda: victim.is_ready and victim.process.pid != before)
+        assert stub.Generate(request_of(TEXTS[0])).hypotheses
+    assert "socket.send() raised exception" not in caplog.text
 
 
 def test_a_process_whose_turns_cannot_be_read_is_replaced(double, monkeypatch, caplog):
@@ -235,6 +276,7 @@ def test_a_process_whose_turns_cannot_be_read_is_replaced(double, monkeypatch, c
         assert [each.process.pid for each in instances_of(double)] != processes
         assert stub.Generate(request_of(TEXTS[0])).hypotheses
     assert "the turns of an instance cannot be read" in caplog.text
+    assert "the server ended an instance whose turns could not be read; its 1 requests end" in caplog.text
 
 
 def test_the_weights_are_in_memory_once(double):
