@@ -129,7 +129,7 @@ def measure(
 
 
 def render(report: Figures) -> str:
-    """Returns the report as two Markdown tables; times are in milliseconds, p50 and p99."""
+    """Returns the report as two Markdown tables."""
 
     def milliseconds(row: Figures, name: str) -> str:
         return f"{1e3 * row[f'{name}_p50']:.1f}, {1e3 * row[f'{name}_p99']:.1f}"
@@ -149,10 +149,12 @@ def render(report: Figures) -> str:
             cells += [milliseconds(row, name), milliseconds(row, f"ideal_{name}")]
             cells.append(f"{row[f'{name}_p99_to_ideal']:.2f}")
         rows.append([*cells, milliseconds(row, "latency"), f"{row['refused']:.0f}"])
-    columns = ["share of the capacity", "requests/s", "core: server, ideal"]
+    times = "ms: p50, p99"
+    columns = ["share of the capacity", "requests/s", "busy share of the cores: server, ideal"]
     for name in ("first token", "between tokens"):
-        columns += [name, "ideal", "p99 ratio"]
-    return f"{closed}\n\n{markdown([*columns, 'whole request', 'refused'], rows)}"
+        columns += [f"{name}, {times}", f"ideal, {times}", "p99 to ideal"]
+    columns += [f"whole request, {times}", "refused requests"]
+    return f"{closed}\n\n{markdown(columns, rows)}"
 
 
 if __name__ == "__main__":

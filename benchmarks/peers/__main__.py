@@ -76,6 +76,7 @@ from seq2seq_serve.training.config import TransformerConfig
 
 _LEAST_SECONDS = 1.0  # of a turn: the machine's speed varies within a second, so short work is repeated
 _PAUSE_SECONDS = 0.3  # the previous contender's threads still spin for a while
+_PEERS = ("ctranslate2", "transformers")
 _COMPUTE_TYPES = {Precision.FP32: "float32", Precision.INT8: "int8"}  # CTranslate2's names
 _EXAMPLES = """--rounds 7
 --only 'greedy x 1'
@@ -120,6 +121,9 @@ def compare(
         num_rounds: Number of timed rounds.
         threads: Settings of the engine and of CTranslate2: batches at once, and threads per batch.
     """
+    for package in _PEERS:
+        if not _is_installed(package):
+            print(f"{package} is not installed, so skipped: pip install -e '.[bench]'", file=sys.stderr)
     print("measuring the machine's memory bandwidth and peak speed", file=sys.stderr)
     machine = measure_machine(max(map(math.prod, threads)))
     equal, results = {}, []
@@ -245,10 +249,7 @@ def _import(model: Checkpoint, folder: Path, precisions: Sequence[Precision]) ->
 
 
 def _is_installed(package: str) -> bool:
-    is_installed = importlib.util.find_spec(package) is not None
-    if not is_installed:
-        print(f"{package} is not installed, so skipped: pip install -e '.[bench]'", file=sys.stderr)
-    return is_installed
+    return importlib.util.find_spec(package) is not None
 
 
 def _floor(suite: Suite, work: Work, precision: Precision, machine: Machine) -> dict[str, float]:

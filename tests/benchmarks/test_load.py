@@ -27,6 +27,8 @@ def test_a_server_is_measured_beside_the_engine_and_an_ideal_scheduler():
     command = [sys.executable, "-m", "benchmarks.load", "--preset", "demo", "--rounds", "1", "--seconds", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     report = json.loads(done.stdout.splitlines()[-1])
+    [header] = [line for line in done.stderr.splitlines() if line.startswith("| share of the capacity")]
+    assert header.count(", ms: p50, p99") == 5
     assert report["closed_loops"]["greedy"]["stream"]["to_engine"] > 0
     for row in report["sweep"]:
         assert row["failed"] == row["ended_early"] == 0

@@ -1,5 +1,10 @@
 """The comparison with other programs, on a small model."""
 
+import importlib.util
+
+import pytest
+
+from benchmarks.peers import __main__ as peers
 from benchmarks.peers.__main__ import compare
 from benchmarks.peers.report import speed_table
 from benchmarks.peers.work import Search, Suite, Work, random_model
@@ -25,3 +30,17 @@ def test_lone_requests_run_with_an_instance_for_each_core():
         assert row["floor_ms"] > 0
         assert row["peers"]["transformers"]["ratio"] > 0
     assert speed_table(report["results"]).count("\n") == 5
+
+
+def test_missing_peers_are_named_before_anything_is_measured(monkeypatch, capsys):
+    """The note came after the machine was measured and a model exported."""
+
+    def measure(_):
+        raise RuntimeError("measured")
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(peers, "measure_machine", measure)
+    with pytest.raises(RuntimeError, match="measured"):
+        compare([], [Precision.FP32], 1, [(1, 2)])
+    notes = capsys.readouterr().err
+    assert all(f"{name} is not installed" in notes for name in ("ctranslate2", "transformers"))
