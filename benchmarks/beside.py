@@ -1,10 +1,10 @@
 """Measures single calls beside bulk work: `python -m benchmarks.beside`.
 
 A process makes calls at a fixed rate, unary ones and streams in turn, to a server with its default settings.
-First it is alone; then another process does bulk work meanwhile: `translate_many`, or batches of
-`GenerateBatch` with and without joined answers. The kinds take turns within each round, and medians over the
-rounds are reported. All processes share the processors. The last line on standard output is one
-JSON object.
+A latency counts from the time when the call was due. First the process is alone; then another process does
+bulk work meanwhile: `translate_many`, or batches of `GenerateBatch` with and without joined answers. The kinds
+take turns within each round, and medians over the rounds are reported. All processes share the processors. The
+last line on standard output is one JSON object.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from rich.progress import Progress
 
 from benchmarks.flags import positive, seconds
 from benchmarks.hardware import describe_hardware
+from benchmarks.load.generator import precise_loop
 from benchmarks.load.mix import quantile
 from benchmarks.report import command, markdown, median, publish
 from benchmarks.serving import serving
@@ -88,7 +89,8 @@ def _measure(
             time.sleep(0.1)
     try:
         before, began = done.value, time.perf_counter()
-        figures = asyncio.run(calls.make())
+        with asyncio.Runner(loop_factory=precise_loop) as runner:
+            figures = runner.run(calls.make())
         return figures | {"texts_per_second": (done.value - before) / (time.perf_counter() - began)}
     finally:
         if kind != _ALONE:
@@ -127,7 +129,12 @@ class _Calls:
             began = time.perf_counter()
             for number, (at, text) in enumerate(zip(self._times, cycle(self._texts), strict=False)):
                 await asyncio.sleep(began + at - time.perf_counter())
-                tasks.create_task(_stream(client, text, first) if number % 2 else _unary(client, text, unary))
+                call = (
+                    _stream(client, text, began + at, first)
+                    if number % 2
+                    else _unary(client, text, began + at, unary)
+                )
+                tasks.create_task(call)
         return {
             f"{name}_{share}": quantile(values, q)
             for name, values in (("unary", unary), ("first_piece", first))
@@ -135,18 +142,17 @@ class _Calls:
         }
 
 
-async def _unary(client: AsyncClient, text: str, latencies: list[float]) -> None:
-    began = time.perf_counter()
+async def _unary(client: AsyncClient, text: str, due: float, latencies: list[float]) -> None:
     await client.translate(text)
-    latencies.append(time.perf_counter() - began)
+    latencies.append(time.perf_counter() - due)
 
 
-async def _stream(client: AsyncClient, text: str, latencies: list[float]) -> None:
-    began = time.perf_counter()
+async def _stream(client: AsyncClient, text: str, due: float, latencies: list[float]) -> None:
+    is_first = True
     async for _ in client.stream(text):
-        if began:
-            latencies.append(time.perf_counter() - began)
-            began = 0.0
+        if is_first:
+            latencies.append(time.perf_counter() - due)
+        is_first = False
 
 
 if __name__ == "__main__":

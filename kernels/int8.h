@@ -40,7 +40,7 @@ INLINE void prefetch(NextPanel &next) {
 // The only tile of a panel whose weights are in memory prefetches them farther ahead than the processor does by itself. On the
 // same EPYC 4, 5 and 6 rows in int8 are 1.05, 1.1 and 1.2 times as fast as without this, fewer rows no faster; in int4 1 and 2
 // rows 1.05 times, 3 to 6 rows 1.2 to 1.4 times. On a Zen 5 (`is_zen5`, 2026-12-01) so are 1, 2 and 3 rows in int8, 1.3, 1.1
-// and 1.2 times, and with two threads 1.25 to 1.4 times. Steps with weights in a cache would take 1.02 to 1.15 times as long.
+// and 1.2 times, with two threads 1.05 to 1.4 times. Steps with weights in a cache would take 1.02 to 1.15 times as long.
 template <size_t STEP_BYTES> struct OwnPanel {
   static constexpr size_t AHEAD = 8192; // bytes
 
@@ -58,7 +58,7 @@ template <size_t STEP_BYTES> INLINE void prefetch(OwnPanel<STEP_BYTES> &own) {
 // the last-level cache of most cores were multiplied meanwhile. Threads that multiply at once may disturb what it tells.
 class Reuse {
   static constexpr size_t CACHE_BYTES = 32 << 20;
-  static inline std::atomic<size_t> multiplied{0}; // bytes of weights of all maps
+  static inline std::atomic<size_t> multiplied{0}; // bytes of quantized weights of all maps
   std::atomic<size_t> last{0};                     // what was multiplied up to the last time; 0 if there was none
   std::atomic<bool> is_far{true};
 

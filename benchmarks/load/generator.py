@@ -107,11 +107,11 @@ def _settle(cores: Sequence[int]) -> None:
 
 
 def _run(loop: Callable[..., Coroutine[Any, Any, list[Outcome]]], address: str, stream: bool) -> Run:
-    with asyncio.Runner(loop_factory=_precise_loop) as runner:
+    with asyncio.Runner(loop_factory=precise_loop) as runner:
         return runner.run(_measure(loop, address, stream))
 
 
-def _precise_loop() -> asyncio.AbstractEventLoop:
+def precise_loop() -> asyncio.AbstractEventLoop:
     """Returns a loop whose timers are not rounded up to milliseconds, as those of epoll are."""
     return asyncio.SelectorEventLoop(selectors.SelectSelector())
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 from seq2seq_serve.server.service.fair_thread import YieldPoint
+from seq2seq_serve.server.service.pace import Pace
 from seq2seq_serve.server.service.shares import Room, Shares
 from seq2seq_serve.server.system.threads import in_thread
 from seq2seq_serve.server.telemetry.record import CallRecord
@@ -35,20 +36,15 @@ class Call(CallRecord):
     Attributes:
         is_accepted: Whether those of its requests that are not with an engine yet are finished although the
             server drains or the queue is full.
+        pace: Gives it its turns among other calls, if it is one of the requests of a call.
     """
 
     is_accepted: bool = False
+    pace: Pace | None = None
 
     def is_expired(self) -> bool:
         """Whether the caller has stopped waiting by now."""
         return False
-
-    def has_time(self) -> bool:
-        """Whether its next piece of work may begin at once; otherwise after `turn`."""
-        return True
-
-    async def turn(self) -> None:
-        """Waits for its turn among other calls."""
 
     def check_answer_bytes(self, num_bytes: int) -> None:
         """Refuses an answer that is too long for the caller; raises InvalidRequest."""

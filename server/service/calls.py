@@ -60,6 +60,7 @@ _MOST_SMALL_PROMPT, _MOST_SMALL_LATE = 8, 16
 # server's health; each takes about 45 KiB.
 _MOST_STREAMS = 2048
 
+_WITH_ITEMS = "GenerateBatch", "ModelStreamInfer"  # methods whose calls bring many requests
 _MOST_BEGUN = 8  # requests of a call in one round of the event loop, of a third of a millisecond each
 
 _MAX_WAITING_BYTES = 8 * 2**20
@@ -113,20 +114,9 @@ class RemoteCall(Call):
         """Returns a call for one of the requests that this call brings, which is recorded by itself."""
         its = copy.copy(self)
         its.request_id, its.arrival = f"{self.request_id}-{number}", time.monotonic()
-        its.work, its.held, its.whole = Work(), [], self
+        its.work, its.held, its.whole, its.pace = Work(), [], self, self.calls.pace
         its.write, its.writing = outbox.write, asyncio.Lock()
         return its
-
-    def has_time(self) -> bool:
-        """As `Call.has_time`: the requests that one call brings leave time for other calls."""
-        if self.whole is not None:
-            return self.calls.pace.has_time()
-        self.calls.pace.make_way()
-        return True
-
-    async def turn(self) -> None:
-        """As `Call.turn`."""
-        await self.calls.pace.turn()
 
     def is_expired(self) -> bool:
         """Whether the caller has stopped waiting by now."""
@@ -351,7 +341,8 @@ class Calls:
         self.is_draining = False
         self.num_open = 0
         self._num_opened = 0
-        self.pace = Pace()
+        self._num_with_items = 0
+        self.pace = Pace(lambda: self.num_open > self._num_with_items)
         self.held = Shares(_MAX_HELD_BYTES, "large requests and answers of {} bytes are open")
         self.attention = Shares(_MAX_ATTENTION_BYTES, "words get their times from attention of {} bytes")
         self._idle = asyncio.Event()
@@ -415,6 +406,7 @@ class Calls:
         )
         if not call.is_probe:
             self.num_open += 1
+            self._num_with_items += method in _WITH_ITEMS
             self._num_opened += 1
             self._idle.clear()
         return call
@@ -446,6 +438,7 @@ class Calls:
         """Ends the record of a call that has its answer."""
         if not call.is_probe:
             self.num_open -= 1
+            self._num_with_items -= call.method in _WITH_ITEMS
             if self.num_open == 0:
                 self._idle.set()
 
@@ -508,8 +501,7 @@ class Calls:
 
         async def answer_one(item: _Item, its: RemoteCall) -> None:
             try:
-                if not its.has_time():
-                    await its.turn()
+                await self.pace.turn()
                 answering = answer(item, its)
                 del item  # whose memory is not needed while it is decoded
                 await answering
@@ -533,9 +525,8 @@ class Calls:
                     tasks.create_task(answer_one(item, call.item(number, outbox)))
                     del item
                     if (number + 1) % _MOST_BEGUN == 0:
-                        await (
-                            self.pace.next_round()
-                        )  # they are read, and then submitted, before the next ones
+                        await asyncio.sleep(0)  # they are read, and then submitted, before the next ones
+                        await self.pace.turn()
         except ExceptionGroup as group:
             refusal = group.with_traceback(None).exceptions[0]
         finally:

@@ -328,7 +328,7 @@ async def succeeded(stream: Stream, call: Call, *, is_repeated: bool = False) ->
         ServerError: The request failed.
     """
     result = await stream.wait()
-    if not call.has_time():
-        await call.turn()
+    if call.pace is not None:
+        await call.pace.turn()
     call.work.add(stream.request, result, is_repeated=is_repeated)
     return checked(result)
