@@ -2,9 +2,9 @@
 
 A process makes calls at a fixed rate, unary ones and streams in turn, to a server with its default settings.
 A latency counts from the time when the call was due. First the process is alone; then another process does
-bulk work meanwhile: `translate_many`, or batches of `GenerateBatch` with and without joined answers. The kinds
-take turns within each round, and medians over the rounds are reported. All processes share the processors. The
-last line on standard output is one JSON object.
+bulk work meanwhile: `translate_many`, or batches of `GenerateBatch` with and without joined answers. The
+kinds take turns within each round, and medians over the rounds are reported. All processes share the
+processors. The last line on standard output is one JSON object.
 """
 
 from __future__ import annotations
