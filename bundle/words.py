@@ -25,7 +25,9 @@ def _is_mark(character: str) -> bool:
 _MARKS = "".join(
     filter(_is_mark, map(chr, range(0x300, 0x10000)))
 )  # accents, and vowel signs of Indic scripts
-_WORD = re.compile(rf"(?:(?![{BREAKLESS}])[^\W_]|[{_MARKS}])+|\S")
+# Letters of scripts without white space, also decomposed: syllables of Korean, and kana with their marks
+_LETTER = rf"[\u1100-\u1112][\u1161-\u1175][\u11a8-\u11c2]?|[{KANA}][\u3099\u309a]"
+_WORD = re.compile(rf"{_LETTER}|(?:(?![{BREAKLESS}])[^\W_]|[{_MARKS}])+|\S")
 
 
 def words(text: str) -> list[str]:
@@ -37,10 +39,7 @@ def words(text: str) -> list[str]:
 
 
 def placed_words(text: str) -> tuple[list[str], list[tuple[int, int]]]:
-    """Returns what `words` does, and where each word begins and ends in the text.
-
-    A decomposed letter of Korean is several words.
-    """
+    """Returns what `words` does, and where each word begins and ends in the text."""
     shown = [place for place, character in enumerate(text) if ord(character) not in _WITHOUT_INVISIBLE]
     found = list(_WORD.finditer(text.translate(_WITHOUT_INVISIBLE)))
     places = [(shown[word.start()], shown[word.end() - 1] + 1) for word in found]
