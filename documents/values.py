@@ -86,23 +86,31 @@ _CODE_WITH_SPACES = re.compile(
     re.ASCII | re.IGNORECASE | re.VERBOSE,
 )
 
-_SQL = re.compile(
+# Statements of SQL in capitals, the first name of which a sentence would go on after
+_STATEMENT = re.compile(
     r"""
-      (?-i: (?=[^a-z*=;_]*+[a-z*=;_])
-        (?:SELECT(?=.*\sFROM\s)|INSERT\sINTO|UPDATE(?=.*\sSET\s)|DELETE\sFROM
-        |(?:ALTER|CREATE|DROP)\s(?:INDEX|TABLE|VIEW)) \s ).*
+    (?=[^a-z*=;_]*+[a-z*=;_])
+    (?:INSERT\s+INTO|UPDATE(?=(?>.*?\sSET\s)[^=]*+=)|DELETE\s+FROM|(?:ALTER|CREATE|DROP)\s+(?:INDEX|TABLE|VIEW))
+    (?:\s++[A-Z]{2,}+(?![\w.]))*+ (?:\s++["`\[\]\w.]++)?+ (?:\s++[a-z]{1,2}(?=\s+SET\s))?+
+    \s*+ (?:[(,;]|--|[A-Z]{2}|\Z) .*
+    """,
+    re.ASCII | re.DOTALL | re.VERBOSE,
+)
+_SELECT = re.compile(
+    r"""
+      (?-i: (?=[^a-z*=;_]*+[a-z*=;_]) SELECT(?=.*\sFROM\s) \s ).*
     | SELECT\s+\*\s+FROM\s.* | SELECT\s(?>.*?\sFROM\s)(?>.*?\sWHERE\s)[^=<>]*+[=<>].*
     """,
     re.ASCII | re.DOTALL | re.IGNORECASE | re.VERBOSE,
 )
-# What SQL has beside short names: texts, comments, long names, what is in brackets, and its own words
+# What a query has beside short names: texts, comments, long names, what is in brackets, a second name of a
+# table, words in capitals, and the usual words of SQL in small letters
 _NO_NAMES = re.compile(
     r"""
     '[^']*+' | "[^"]*+" | `[^`]*+` | --[^\n]*+ | (?<!\w)\w*+\([^()]*+\) | (?<!\w)\w++\.[\w.]++
-    | (?<!\w) (?: add|alter|all|and|as|asc|between|by|case|column|create|cross|default|delete|desc|distinct
-      |drop|else|end|exists|from|full|group|having|index|inner|insert|into|join|key|left|like|limit|not|null
-      |offset|on|or|order|outer|primary|rename|right|select|set|table|then|to|union|unique|update|using|values
-      |view|when|where|with
+    | (?-i: (?<!\w) (?:FROM|JOIN)\s++[\w.]++\s++[a-z]\w*+(?=\s+[A-Z]{2}) | (?<!\w)[A-Z]{2}[A-Z\d_]*+(?!\w) )
+    | (?<!\w) (?: and|as|asc|between|by|case|desc|distinct|else|end|from|group|having|inner|join|left|like
+      |limit|not|null|offset|on|or|order|outer|right|select|then|union|when|where
     ) (?!\w)
     """,
     re.IGNORECASE | re.VERBOSE,
@@ -153,7 +161,9 @@ def _is_code(text: str) -> bool:
 
 def _is_sql(text: str) -> bool:
     """Whether a text is SQL, and not a sentence with some of its words."""
-    if not _SQL.fullmatch(text):
+    if _STATEMENT.fullmatch(text):
+        return True
+    if not _SELECT.fullmatch(text):
         return False
     for _ in range(2):  # brackets may be in brackets
         text = _NO_NAMES.sub(",", text)
