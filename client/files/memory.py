@@ -25,9 +25,11 @@ class TranslationMemory:
     """
 
     def __init__(self, translations: Iterable[tuple[str, str]] = ()) -> None:
-        self._targets = {
-            _key(text): its for source, target in translations for text, its in _with_begin(source, target)
-        }
+        exact, derived = dict[str, str](), dict[str, str]()
+        for source, target in translations:
+            exact[_key(source)] = target
+            derived.update(_without_begin(source, target))
+        self._targets = _joined(exact, derived)
 
     def __len__(self) -> int:
         return len(self._targets)
@@ -70,12 +72,11 @@ def read_memory(
     Raises:
         OSError: A file cannot be read, is not TMX, is too large, or does not have these languages.
     """
-    translations: dict[str, str] = {}
-    dates: dict[str, str] = {}
+    exact, derived = _Newest(), _Newest()
     for path in map(Path, paths):
-        _Tmx(path, LanguagePair(source_language, target_language), translations, dates).read()
+        _Tmx(path, LanguagePair(source_language, target_language), exact, derived).read()
     memory = TranslationMemory()
-    memory._targets = translations
+    memory._targets = _joined(exact.targets, derived.targets)
     return memory
 
 
@@ -84,8 +85,26 @@ def memory_count(number: int) -> str:
     return f"from the memory: {number} {'text' if number == 1 else 'texts'}"
 
 
+class _Newest:
+    """The newest translations of texts, by the dates of the files. Owned by `read_memory`."""
+
+    def __init__(self) -> None:
+        self.targets: dict[str, str] = {}
+        self._dates: dict[str, str] = {}
+
+    def add(self, key: str, target: str, date: str) -> None:
+        known = self._dates.get(key)
+        if not key or (known and date and date < known):
+            return
+        self.targets[key] = target
+        if date:
+            self._dates[key] = date
+        elif known:
+            del self._dates[key]
+
+
 class _Tmx(TextElements):
-    """A file of TMX, whose translations go into a dictionary. Owned by `read_memory`.
+    """A file of TMX, whose translations are added to those of others. Owned by `read_memory`.
 
     The content of codes is not text, and neither are the texts inside of them (`sub`).
     """
@@ -93,12 +112,10 @@ class _Tmx(TextElements):
     roots = ("tmx",)
     text_names = ("seg",)
 
-    def __init__(
-        self, path: Path, languages: LanguagePair, translations: dict[str, str], dates: dict[str, str]
-    ) -> None:
+    def __init__(self, path: Path, languages: LanguagePair, exact: _Newest, derived: _Newest) -> None:
         super().__init__(path)
         self._languages = languages
-        self._translations, self._dates = translations, dates
+        self._exact, self._derived = exact, derived
         self._sources: list[str] = []  # of the present unit
         self._target = ""
         self._target_rank = False, ""  # whether it has the wanted region, and its date
@@ -127,8 +144,11 @@ class _Tmx(TextElements):
             return
         date = self._target_rank[1]
         for source in self._sources:
-            for text, target in _with_begin(source, self._target):
-                self._add(_key(text), target, date)
+            self._exact.add(_key(source), self._target, date)
+            for key, target in _without_begin(source, self._target):
+                self._derived.add(key, target, date)
+        if len(self._exact.targets) + len(self._derived.targets) > MAX_ENTRIES:
+            raise wrong_file(self._path, f"the memory has more than {MAX_ENTRIES} texts: give fewer files")
 
     def take(self, text: str) -> None:
         if self._side is Side.SOURCE:
@@ -136,25 +156,19 @@ class _Tmx(TextElements):
         elif self._side is Side.TARGET and text and self._rank >= self._target_rank:
             self._target, self._target_rank = text, self._rank
 
-    def _add(self, source: str, target: str, date: str) -> None:
-        known = self._dates.get(source)
-        if not source or (known and date and date < known):
-            return
-        self._translations[source] = target
-        if date:
-            self._dates[source] = date
-        elif known:
-            del self._dates[source]
-        if len(self._translations) > MAX_ENTRIES:
-            raise wrong_file(self._path, f"the memory has more than {MAX_ENTRIES} texts: give fewer files")
 
-
-def _with_begin(source: str, target: str) -> Iterator[tuple[str, str]]:
-    """Yields a text with its translation, and both without the marks of a list, as documents send texts."""
-    yield source, target
+def _without_begin(source: str, target: str) -> Iterator[tuple[str, str]]:
+    """Yields the key and the translation of a text without the mark of a list, as documents send texts."""
     begin = begin_of(source)
     if begin.strip() and begin_of(target).strip() == begin.strip():
-        yield source.removeprefix(begin), target.removeprefix(begin_of(target))
+        yield _key(source.removeprefix(begin)), target.removeprefix(begin_of(target))
+
+
+def _joined(exact: dict[str, str], derived: dict[str, str]) -> dict[str, str]:
+    """Adds translations of texts without their marks to those of texts that are not there as they are."""
+    for key, target in derived.items():
+        exact.setdefault(key, target)
+    return exact
 
 
 def _key(text: str) -> str:

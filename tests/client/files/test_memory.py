@@ -70,6 +70,22 @@ def test_a_text_is_in_the_memory_without_the_marks_of_a_list_which_documents_do_
         assert found == ["A house", "•  A house", "A yard", None]
 
 
+@pytest.mark.parametrize("date", ["", "20260101T000000Z"])
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_a_text_that_is_there_as_it_is_counts_more_than_one_with_the_mark_of_a_list(
+    written, date, is_reversed
+):
+    pairs = [("Ein Haus", "A house"), ("- Ein Haus", "- One house"), ("- Ein Hof", "- A yard")]
+    pairs.sort(reverse=is_reversed)
+    dates = {source: f'changedate="{date}"' if source[0] == "-" and date else "" for source, _ in pairs}
+    content = tmx(
+        unit(("de", source), ("en", translation), attributes=dates[source]) for source, translation in pairs
+    )
+    for known in (TranslationMemory(pairs), read_memory(written(content))):
+        found = [target(known, text) for text in ("Ein Haus", "- Ein Haus", "Ein Hof")]
+        assert (found, len(known)) == (["A house", "- One house", "A yard"], 4)
+
+
 def test_what_is_not_a_plain_text_is_never_in_the_memory():
     known = TranslationMemory([("Ein  Haus", "A house"), ("Ein Haus ", "One house")])
     assert (len(known), target(known, "Ein Haus")) == (1, "One house")
