@@ -29,15 +29,25 @@ _PAGE = re.compile(r"<(?:!--|!\[|(?:script|style|ruby|svg|math)\b)|\btranslate\s
 _REFERENCE = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z][a-zA-Z0-9]{1,31});")
 _DIRECTIVE = r"%[-_0^\#]?[aAbBdDeFgGhHIjklmMpPrRSTuUVwWyYzZ]"
 _FIELD = "(?:y{2,4}|Y{2,4}|M{1,4}|D{1,2}|d{1,2}|H{1,2}|h{1,2}|m{1,2}|s{1,2}|E{1,4})"
-# Formulas of TeX, and formats of dates: one has a letter that printf does not have, or two letters of a field
+_FIELDS = rf"(?:{_FIELD}[-/.:,\ ]{{1,2}}){{0,8}}?"
+_END = "(?![A-Za-z0-9])"
+_TWO_FIELDS = "|".join(
+    rf"{letter}{{2,4}}[-/.:,\ ]{{1,2}}{_FIELDS}(?!{letter})(?=yy|YY|MM|DD|dd|HH|hh|mm|ss|EE){_FIELD}{_END}"
+    for letter in "yYMDdHhmsE"
+)
+# Formulas of TeX, and formats of dates: one has a letter that printf and shells do not have, or two fields of
+# two letters, one of three, or the marks of dates or of times between fields that units do not have
 _KEPT = re.compile(
     rf"""
     ( \$\$[^$]{{1,1000}}\$\$ | \$(?![\s${{])(?=[^$]*[\\^_=])[^$]{{1,500}}(?<![\s\\])\$(?!\w)
     | \\\((?:(?!\\\)).){{1,500}}\\\)
-    | (?<![%\d]) (?=(?:{_DIRECTIVE}(?:T|[-/.:,\ ]{{0,2}})){{0,8}}?%[-_0^\#]?[ABHIMRTYbjmy])
-      {_DIRECTIVE}(?:(?:T|[-/.:,\ ]{{0,2}}){_DIRECTIVE}){{0,12}}Z?(?![A-Za-z0-9])
-    | (?<![A-Za-z0-9]) (?=[A-Za-z/.:-]{{0,16}}?(?:yy|YY|MM|DD|dd|HH|hh|mm|ss))
-      {_FIELD}(?:[-/.:,\ ]{{1,2}}{_FIELD}){{1,8}}(?![A-Za-z0-9])
+    | (?<![%\d]) (?=(?:{_DIRECTIVE}(?:T|[-/.:,\ ]{{0,2}})){{0,8}}?%[-_0^\#]?(?:[ABHIMRTYjmy]
+        |b[-/.:,\ ]{{0,2}}%[-_0^\#]?[de]|[de][-/.:,\ ]{{0,2}}%[-_0^\#]?b))
+      {_DIRECTIVE}(?:(?:T|[-/.:,\ ]{{0,2}}){_DIRECTIVE}){{0,12}}Z?{_END}
+    | (?<![A-Za-z0-9]) (?={_FIELDS}(?:{_TWO_FIELDS}|(?=yyy|YYY|MMM|EEE){_FIELD}{_END})
+        |(?:[DMYdmy]{{1,4}}[-/.]){{1,3}}?(?:yy|YY|MM|DD|dd) | (?:yy|YY|MM|DD|dd)[-/.][DMYdmy]
+        |[Hhms]{{1,2}}:(?:HH|hh|mm|ss) | (?:HH|hh|mm|ss):[Hhms])
+      {_FIELD}(?:[-/.:,\ ]{{1,2}}{_FIELD}){{1,8}}{_END}
     )
     """,
     re.VERBOSE,

@@ -250,12 +250,23 @@ def test_brackets_after_a_format_of_dates_take_time_that_grows_with_their_number
         ),
         ("on %-d/%B at", ["on %-d/%B at"], "AT %-d/%B ON"),
         ("Enter dd/MM/yyyy here", ["Enter dd/MM/yyyy here"], "HERE dd/MM/yyyy ENTER"),
+        *((f"on {one} at", [f"on {one} at"], f"AT {one} ON") for one in ("h:mm", "d MMM", "M/yy", "d/m/yy")),
+        *((f"on {one} at", [f"on {one} at"], f"AT {one} ON") for one in ("%b %d", "%e-%b", "MM/d", "HH:m")),
         ("%d %s, 100%Move MM Mr", ["%d %s, 100%Move MM Mr"], "MR MM 100%MOVE %S, %D"),
     ],
 )
 def test_formulas_and_formats_of_dates_of_strings_stay(value, texts, expected):
     found, written = translated("a.json", json.dumps([value]), backwards)
     assert (found, json.loads(written)) == (texts, [expected])
+
+
+@pytest.mark.parametrize(
+    "value", ["mm, h", "hh d", "mm/s", "mm, mm", "mm, h, ddx", "mm, h EEEx", "%b", "%s %b", "%b %s"]
+)
+def test_units_and_directives_of_shells_are_not_formats_of_dates(value):
+    expected = " ".join(reversed(f"use {value}".upper().split()))
+    found, written = translated("a.json", json.dumps([f"use {value}"]), backwards)
+    assert (found, json.loads(written)) == ([f"use {value}"], [expected])
 
 
 def test_a_format_of_dates_is_a_part_of_the_translation_of_its_words():
