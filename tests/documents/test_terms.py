@@ -1,5 +1,7 @@
 """Translations of terms are whole in documents: no formatting, link or note begins or ends within one."""
 
+import unicodedata
+
 import pytest
 
 from seq2seq_serve.documents.terms import WholeTerms
@@ -42,6 +44,12 @@ def whole(**options) -> WholeTerms:
         ),
         ("<b>A\u0308p\u00adfel</b> da", "all apples there", "0 1 1", "<b>all apples</b> there"),
         ("<b>사과</b>는 맛", "사 과일는 맛", "0 1 1", "<b>사 과일</b>는 맛"),
+        (
+            unicodedata.normalize("NFD", "<b>사과</b>는 맛"),
+            "사 과일는 맛",
+            "0 1 1",
+            "<b>사 과일</b>는 맛",
+        ),
     ],
 )
 def test_a_term_has_the_formatting_that_it_has_in_the_source(text, target, links, written):
