@@ -126,7 +126,8 @@ def close_gaps(parts: Sequence[Placed]) -> list[Placed]:
 def _within(inner: Tag, one: Here, other: Here) -> Here:
     """Returns a place between two texts, directly in the tag around both if texts may stand there."""
     if one.place.is_run:
-        return other if other.place is inner else one
+        its = other if other.place is inner and not other.is_fixed else one
+        return Here("", its.place, ("", "")) if its.is_fixed else its
     return Here("", inner, ("", ""))
 
 
