@@ -397,9 +397,6 @@ class _FileOutput:
         report, run = _Report(self._plan, progress), RunProgress()
         done = filter(self._is_done, planned.shards)
         report.add_failed_before([number for shard in done for number in self._writer.failed(shard)])
-        for shard in waiting:  # before its errors change, so that a kill leaves no shard without them
-            self._writer.path(shard).unlink(missing_ok=True)
-        sync_folder(self._folder)
         files = RunFiles(self._plan.field, self._writer, planned.inputs, self._memory)
 
         async def start() -> Worker:
@@ -418,7 +415,8 @@ class _FileOutput:
         except (ClientError, JobError, OSError, KeyboardInterrupt, asyncio.CancelledError) as error:
             advice = "continue with the same command and --resume"
             num_done = self._num_done(planned)  # also what a thread has written after an interrupt
-            if num_done or (self._plan.resume and self._plan.output.exists()):
+            has_shards = any(map(self._writer.is_done, planned.shards))
+            if has_shards or (self._plan.resume and self._plan.output.exists()):
                 error.add_note(f"{num_done} of {num_lines} lines are done: {advice}")
             elif self._pipe_copy.exists():
                 error.add_note(f"the input is kept in {self._pipe_copy}: {advice}")
@@ -446,8 +444,10 @@ class _FileOutput:
         return self._writer.is_done(shard) and all(code == _ABOUT_THE_TEXT for code in codes)
 
     def _num_done(self, planned: Plan) -> int:
-        """Returns the number of lines that --resume does not translate again."""
-        return sum(shard.num_lines for shard in planned.shards if self._is_done(shard))
+        """Returns the number of lines that are written and did not fail for a reason that may pass."""
+        written = list(filter(self._writer.is_done, planned.shards))
+        codes = [code for shard in written for code in self._writer.failed(shard).values()]
+        return sum(shard.num_lines for shard in written) - sum(code != _ABOUT_THE_TEXT for code in codes)
 
     def _planned(self, lock: ExitStack) -> Plan:
         plan, folder = self._plan, self._folder

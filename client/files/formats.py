@@ -12,6 +12,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from seq2seq_serve.bundle.files import sync_folder
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.files.documents import DocumentTranslation, document_suffix, read_document
 from seq2seq_serve.client.files.lines import open_binary, read_lines, text_of
@@ -357,6 +358,8 @@ class Writer:
     def write(self, shard: Shard, lines: Lines, results: Mapping[int, Translated]) -> None:
         """Writes the targets of a shard, after its errors if there are any.
 
+        A shard that was written before is removed first: a kill leaves no targets beside other errors.
+
         Args:
             shard: The shard.
             lines: Its content.
@@ -371,13 +374,16 @@ class Writer:
             for number, result in results.items()
             if result.error is not None
         ]
-        errors_path = self._errors_path(shard)
+        path, errors_path = self.path(shard), self._errors_path(shard)
+        if path.exists():
+            path.unlink()
+            sync_folder(path.parent)
         if errors:
             with atomic_write(errors_path) as file:
                 file.writelines(_json(error) + b"\n" for error in errors)
         else:
             errors_path.unlink(missing_ok=True)  # of a try that was killed
-        with atomic_write(self.path(shard)) as file:
+        with atomic_write(path) as file:
             if lines.document is not None:
                 file.write(lines.document.content())
             elif self.format == PARQUET:

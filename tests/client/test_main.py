@@ -18,6 +18,7 @@ import trustme
 
 from seq2seq_serve.bundle.names import SOURCE_IDS
 from seq2seq_serve.client.__main__ import main
+from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.files.formats import Writer
 from seq2seq_serve.client.files.plan import locked
 from seq2seq_serve.client.flags import make_parser, translations
@@ -519,7 +520,7 @@ def interrupted(run, files, monkeypatch):
     source, output, _ = files
     monkeypatch.setattr("seq2seq_serve.client.translate._SHARD_LINES", 2)
 
-    def interrupt(*flags, stdin=None, num_shards=3, by=signal.SIGINT):
+    def interrupt(*flags, stdin=None, num_shards=3, num_lines=None, by=signal.SIGINT):
         given = ["--input", str(source)] if stdin is None else []
         write, written, in_order = Writer.write, [], threading.Condition()
 
@@ -542,7 +543,8 @@ def interrupted(run, files, monkeypatch):
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # it was ignored from the first on
         note = "none of the shards of 2 lines is done, so nothing is kept"
         if num_shards:
-            note = f"{2 * num_shards} of 10 lines are done: continue with the same command and --resume"
+            num_lines = 2 * num_shards if num_lines is None else num_lines
+            note = f"{num_lines} of 10 lines are done: continue with the same command and --resume"
         assert (code, err[-1]) == (130 if by == signal.SIGINT else 143, note)
         assert not output.exists()
         return [*given, "--output", str(output), *flags]
@@ -648,6 +650,42 @@ def test_a_line_that_failed_for_a_reason_that_may_pass_is_tried_again_by_resume(
     assert not folder.exists()
     if not form:
         assert output.read_text(encoding="utf-8") == expected
+
+
+def test_lines_that_failed_for_now_cost_no_others_that_are_written(run, files, interrupted, monkeypatch):
+    """Shards with such a line were removed when the command began, and all of them if no other was done."""
+    source, output, expected = files
+    lines = source.read_text(encoding="utf-8").split("\n")
+    source.write_text("\n".join([*lines[:6], "y", *lines[7:]]), encoding="utf-8")
+    write, folder = Writer.write, output.with_name("out.txt.parts")
+
+    def fail_for_now(writer, shard, read, results):
+        failed = {1 + shard.first_line: ClientError("INTERNAL", "broken")}
+        results |= {number: replace(results[number], error=error) for number, error in failed.items()}
+        write(writer, shard, read, results)
+
+    async def refuse(*_arguments):
+        raise ClientError("UNAUTHENTICATED", "the token has ended")
+        yield
+
+    def shards():
+        return {path.name: path.read_bytes() for path in folder.glob("*.txt")}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "write", fail_for_now)
+        command = interrupted(num_lines=3)
+    written = shards()
+    assert len(written) == 3
+    with monkeypatch.context() as patch:
+        patch.setattr("seq2seq_serve.client.translate._Server.send", refuse)
+        code, _, err = run("translate", *command, "--resume")
+    assert (code, err[-1]) == (
+        1,
+        "3 of 10 lines are done: continue with the same command and --resume",
+    )
+    assert shards() == written
+    assert run("translate", *command, "--resume") == (0, [], [])
+    assert output.read_text(encoding="utf-8").split("\n")[:6] == expected.split("\n")[:6]
 
 
 def test_an_output_has_one_command_at_a_time(run, files, interrupted):

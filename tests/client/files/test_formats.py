@@ -241,6 +241,29 @@ def test_errors_have_the_lines_number_and_go_with_the_try_that_had_them(tmp_path
     assert not errors.exists()
 
 
+def test_a_shard_that_is_written_again_is_never_beside_the_errors_of_another_try(
+    tmp_path, three_records, monkeypatch
+):
+    """A kill between the two would make its blank lines final."""
+    shard = Shard("a", str(three_records), 0, 3, 0)
+    writer, [start] = Writer(tmp_path / "out", "jsonl", "target"), split_into_shards(three_records, "x", 10)
+
+    def write(answers):
+        writer.write(shard, *read(start), dict(enumerate(answers, 1)))
+
+    def end(_path):
+        raise OSError("killed")
+
+    write([failed("INTERNAL", "x")] * 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(formats, "atomic_write", end)
+        with pytest.raises(OSError, match="killed"):
+            write([target("eins")] * 3)
+    assert not writer.is_done(shard)
+    write([target("eins")] * 3)
+    assert writer.is_done(shard)
+
+
 def test_text_has_one_line_for_each_line(tmp_path, three_records):
     answers = [target("one\ntwo\u2028three", -1.0), *ANSWERS[1:]]
     assert written(tmp_path, three_records, "text", answers).read_text() == "one two three\n\n\n"
