@@ -19,6 +19,7 @@ from seq2seq_serve.client import (
     TranslationMemory,
 )
 from seq2seq_serve.documents.segments import FormattedText
+from seq2seq_serve.protos.seq2seq_v1_pb2 import Term
 from seq2seq_serve.server.config import QueueLimits
 from tests.server.service.harness import EchoRunner, serving_on_a_thread
 
@@ -76,6 +77,18 @@ def test_texts_and_failures_come_in_order(kind, server):
     ]
     assert results[3].source == [7, 8, 2]
     assert list(each(kind, server.address, [])) == []
+
+
+def test_token_ids_fail_by_themselves_where_an_option_needs_a_text(server):
+    """The server named the option, as if each text would fail."""
+    for options in (
+        GenerateOptions(keep_placeholders=True),
+        GenerateOptions(terms=[Term(source="cat", target="dog")]),
+    ):
+        results = list(each(Client, server.address, ["ab", [7, 8, 2], "cd"], options=options))
+        assert [result.error is None for result in results] == [True, False, True]
+        [violation] = results[1].error.field_violations
+        assert violation.field.startswith("sources")
 
 
 def test_a_server_that_restarts_loses_no_text(kind):

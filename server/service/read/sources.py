@@ -248,7 +248,7 @@ def _read_sound(
         if decoding.options.voice_activity:
             raise InvalidRequest(
                 "voice_activity needs a sound file: send one, or leave the option out",
-                field="options.voice_activity",
+                field=given.field,
             )
         spectrogram, _ = read_input(given, checkpoint)
         return [Reading(request_of({given.name: spectrogram}), num_seconds=seconds, sound_seconds=seconds)]
@@ -383,7 +383,7 @@ def _read_ids(given: Input, decoding: Decoding, request_of: _RequestOf) -> Readi
     if decoding.glossary is not None:
         raise InvalidRequest(
             "terms and placeholders are found in a text, and the source has token ids: send the text",
-            field="options.keep_placeholders" if decoding.options.keep_placeholders else "options.terms",
+            field=given.field,
         )
     token_ids: Sequence[int] = given.source.token_ids.values
     limit = given.model.sizing.max_source_length

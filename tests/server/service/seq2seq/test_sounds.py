@@ -10,6 +10,7 @@ from grpc import StatusCode
 from grpc.aio import AioRpcError
 
 from seq2seq_serve.bundle.audio import SAMPLE_RATE, joined_spans, log_mel, pieces_of, read_sound, split_sound
+from seq2seq_serve.client import ClientError
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import FinishReason, Hypothesis
@@ -223,10 +224,11 @@ async def test_silence_has_no_text_with_voice_activity(whisper_path, long_source
 
 async def test_voice_activity_needs_samples_and_the_file_of_the_model(whisper_path, monkeypatch):
     async with serving_bundles(whisper_path / "bundle") as served:
-        details = await refusal(
-            served.stub.Generate(message(tensor(spectrogram(quiet(0.1))), voice_activity=True))
-        )
-        assert details.startswith("voice_activity needs a sound file")
+        with pytest.raises(AioRpcError) as caught:
+            await served.stub.Generate(message(tensor(spectrogram(quiet(0.1))), voice_activity=True))
+        error = ClientError.from_rpc(caught.value, "")
+        assert error.message.startswith("voice_activity needs a sound file")
+        assert error.is_about_the_text
         monkeypatch.setattr(voice_activity, "_FILES", ())
         voice_activity._session.cache_clear()
         details = await refusal(served.stub.Generate(message(encoded(quiet(0.1)), voice_activity=True)))
