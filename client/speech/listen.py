@@ -90,7 +90,10 @@ async def listen(
                     timeout_seconds=_TRANSLATION_SECONDS,
                 )
             except ClientError as error:
-                output.warn(f"warning: not translated: {in_flags(error)}\n")
+                problem = in_flags(error)
+                if error.code == "DEADLINE_EXCEEDED":  # of no flag
+                    problem = f"no translation came within {_TRANSLATION_SECONDS:g} seconds"
+                output.warn(f"warning: not translated: {problem}\n")
                 return None
 
         output = Output(

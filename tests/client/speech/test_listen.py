@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from seq2seq_serve.client import Client, LiveResult, LiveSegment, LiveText, SpeechBegan, SpeechEnded
+from seq2seq_serve.client import (
+    Client,
+    ClientError,
+    LiveResult,
+    LiveSegment,
+    LiveText,
+    SpeechBegan,
+    SpeechEnded,
+)
 from seq2seq_serve.client.output import event_dict
 from seq2seq_serve.client.speech import listen
 from seq2seq_serve.client.speech.listen import Output
@@ -90,6 +98,22 @@ def test_a_second_model_translates_each_segment(run, lines, server, samples):
     events = map(json.loads, run("--live", "-", "--then", model, "--json", stdin=samples)[1].splitlines())
     translations = [event["translation"]["text"] for event in events if "translation" in event]
     assert translations == [text for text in expected if text is not None]
+
+
+def test_a_translation_that_takes_too_long_names_its_time_and_no_flag(
+    run, lines, server, samples, monkeypatch
+):
+    """It named --timeout-seconds, which does not change the time of a translation."""
+    with Client(server.address) as client:
+        model = next(one.name for one in client.models() if "text" in one.sources.values())
+
+    async def time_out(*_arguments, **_options):
+        raise ClientError("DEADLINE_EXCEEDED", "no answer came within timeout_seconds")
+
+    monkeypatch.setattr(listen.AsyncClient, "translate", time_out)
+    code, out, err = run("--live", "-", "--then", model, stdin=samples)
+    assert (code, out.splitlines()) == (0, lines)
+    assert err == ["warning: not translated: no translation came within 10 seconds"] * len(lines)
 
 
 def test_an_unknown_second_model_is_found_before_anything_is_said(run, samples):
