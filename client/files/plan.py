@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import logging
 import os
 import uuid
 from collections import Counter
@@ -25,8 +23,6 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
 PLAN_FILE, ERRORS_FOLDER = "_plan.json", "_errors"
 TEMPORARY = ".tmp"
 _MOST_NAMED = 3  # differences of two runs
-
-_log = logging.getLogger(__name__)
 
 TEXT, JSONL, PARQUET, DOCUMENT = "text", "jsonl", "parquet", "document"
 # The format of each known suffix, beside those of documents
@@ -231,12 +227,18 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 def locked(folder: Path) -> Iterator[None]:
     """Keeps a folder for this process, also against itself. The folder is made if it is missing.
 
-    The system gives it back when the process ends, however that happens.
+    The system gives it back when the process ends, however that happens. Where the system or its file system
+    cannot lock a folder, as Windows and NFS, nothing keeps other commands away.
 
     Raises:
         JobError: Another command has it.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ModuleNotFoundError:
+        yield
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         is_taken = False
@@ -245,7 +247,7 @@ def locked(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             is_taken = True
         except OSError:
-            _log.warning("warning: %s has no locks: run no other command for this output", folder)
+            pass  # NFS locks only what is open for writing, which a folder cannot be
         # A command that ends removes the folder.
         if is_taken or not folder.exists() or not os.path.samestat(os.fstat(descriptor), folder.stat()):
             raise JobError(f"another command is at work in {folder}: wait for it, or stop it")

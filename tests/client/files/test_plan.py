@@ -1,6 +1,9 @@
 import dataclasses
 import errno
+import fcntl
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from seq2seq_serve.client.files.plan import (
     Shard,
     atomic_write,
     check_plan,
+    locked,
     names_of,
     read_plan,
     remove_leftovers,
@@ -20,6 +24,7 @@ from seq2seq_serve.client.files.plan import (
     write_plan,
 )
 
+ROOT = Path(__file__).parents[3]
 INPUTS = {"/in/a.jsonl": FileState(5, 9, "a1")}
 SETTINGS = {"bundle_version": "v1", "options": {"beam_size": 4}, "format": "jsonl", "shard_lines": 100}
 SHARDS = (Shard("a-00000", "/in/a.jsonl", 0, 100, 0), Shard("a-00001", "/in/a.jsonl", 100, 7, 900))
@@ -118,6 +123,34 @@ def test_a_file_system_that_cannot_link_or_synchronize_a_folder_is_enough(tmp_pa
     monkeypatch.setattr(os, "fsync", fsync)
     write_plan(tmp_path / "out", PLAN)
     assert read_plan(tmp_path / "out") == PLAN
+
+
+def test_a_file_system_without_locks_of_folders_is_enough(tmp_path, monkeypatch, caplog):
+    """Each command on NFS began with a warning."""
+
+    def flock(_descriptor, _operation):
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with locked(tmp_path / "out"):
+        assert (tmp_path / "out").is_dir()
+    assert not caplog.records
+
+
+def test_a_system_without_locks_is_enough(tmp_path):
+    """As Windows, where no command of the client could be started."""
+    script = """
+import sys
+from pathlib import Path
+sys.modules["fcntl"] = None
+import seq2seq_serve.client.__main__
+from seq2seq_serve.client.files.plan import locked
+with locked(Path(sys.argv[1])), locked(Path(sys.argv[1])):
+    print("locked")
+"""
+    command = [sys.executable, "-c", script, tmp_path / "out"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "locked\n", "")
 
 
 def test_a_file_that_was_begun_leaves_nothing(tmp_path):
