@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import update_wrapper
+from itertools import islice
 from types import ModuleType
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -22,6 +23,7 @@ from seq2seq_serve.client.wire import (
     DEFAULT_ADDRESS,
     DEFAULT_TIMEOUT_SECONDS,
     DIRECT_OPTIONS,
+    MAX_BATCH,
     Item,
     Tls,
     batch_request,
@@ -256,7 +258,7 @@ def generate_batch(
     retries temporary failures.
     """
     check_texts(sources)
-    given = list(sources)
+    given = list(islice(sources, MAX_BATCH + 1))  # they may have no end
     request, places, errors = batch_request(given, model, options)
 
     def read(answer: GenerateBatchResponse) -> tuple[int, Translated]:

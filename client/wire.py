@@ -148,8 +148,7 @@ def batch_request(
     """
     if len(sources) > MAX_BATCH:
         raise ValueError(
-            f"{len(sources)} sources are too many for one call, which takes at most {MAX_BATCH}: "
-            "send several, or use translate_many"
+            f"more than {MAX_BATCH} sources are too many for one call: send several, or use translate_many"
         )
     items: dict[int, BatchItem] = {}
     errors: dict[int, ClientError] = {}

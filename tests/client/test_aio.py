@@ -1,5 +1,6 @@
 import asyncio
 import inspect
+from itertools import repeat
 
 import pytest
 
@@ -47,6 +48,8 @@ async def test_an_item_of_a_batch_that_cannot_be_sent_fails_alone():
         assert failed[2].message.startswith("item 2: a source must be")
         with pytest.raises(ValueError, match="send several, or use translate_many"):
             await anext(client.generate_batch(["x" * 3_000_000] * 2))
+        with pytest.raises(ValueError, match="more than 2700 sources are too many for one call"):
+            await anext(client.generate_batch(repeat("x")))
 
 
 async def test_deadline_and_cancelled_task_free_the_slot():
