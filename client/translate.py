@@ -430,9 +430,10 @@ class _FileOutput:
         codes = [code for shard in planned.shards for code in self._writer.failed(shard).values()]
         self._complete(planned)
         if num_passing := sum(code != _ABOUT_THE_TEXT for code in codes):
+            what = f"{report.counted(num_passing)} failed for {'reasons' if num_passing > 1 else 'a reason'}"
             progress.write(
-                f"warning: {report.file}{num_passing} failed for reasons that may pass: the same command "
-                f"with --resume tries again, and {self._folder} is kept for it\n"
+                f"warning: {report.file}{what} that may pass: the same command with --resume tries again, "
+                f"and {self._folder} is kept for it\n"
             )
         else:
             _remove(self._folder)
@@ -580,6 +581,10 @@ class _Report:
             self._progress.write(f"{self.file}{memory_count(self._num_from_memory)}\n")
         for _, number, num_more, problem in self._flaws.warnings(self._plan.options):
             self._progress.write(f"warning: {self._place(number, num_more=num_more)}{problem}\n")
+
+    def counted(self, number: int) -> str:
+        """Returns a number of texts with their unit."""
+        return f"{number} {self._unit}" + "s" * (number > 1)
 
     @property
     def _unit(self) -> str:

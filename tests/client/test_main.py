@@ -640,7 +640,7 @@ def test_a_line_that_failed_for_a_reason_that_may_pass_is_tried_again_by_resume(
     assert code == 1
     folder = output.with_name("out.txt.parts")
     assert err[-1] == (
-        "warning: 1 failed for reasons that may pass: the same command with --resume tries again, and "
+        "warning: 1 line failed for a reason that may pass: the same command with --resume tries again, and "
         f"{folder} is kept for it"
     )
     before = server.turns.num_submitted
