@@ -21,6 +21,7 @@ from seq2seq_serve.client.__main__ import main
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.files.formats import Writer
 from seq2seq_serve.client.files.plan import locked
+from seq2seq_serve.client.files.worker import Worker
 from seq2seq_serve.client.flags import make_parser, translations
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Timings
 from seq2seq_serve.server.runner.sizing import Draft
@@ -514,6 +515,18 @@ def test_an_output_that_exists_is_kept_unless_something_else_was_asked_for(run, 
     assert output.read_text(encoding="utf-8") == expected
 
 
+def stopping(patch):
+    """Returns an event that is set when the run ends its worker, as after a signal."""
+    stop, is_stopping = Worker.stop, threading.Event()
+
+    async def stop_worker(worker):
+        is_stopping.set()
+        await stop(worker)
+
+    patch.setattr(Worker, "stop", stop_worker)
+    return is_stopping
+
+
 @pytest.fixture
 def interrupted(run, files, monkeypatch):
     """Runs the command with shards of two lines until the first ones are written."""
@@ -534,11 +547,12 @@ def interrupted(run, files, monkeypatch):
                     return
                 if len(written) == num_shards + 1:
                     os.kill(os.getpid(), by)
-                time.sleep(0.1)
-                raise OSError("it was interrupted")
+            assert is_cancelled.wait(30)
+            raise OSError("it was interrupted")
 
         with monkeypatch.context() as patch:
             patch.setattr(Writer, "write", write_some)
+            is_cancelled = stopping(patch)
             code, _, err = run("translate", *given, "--output", str(output), *flags, stdin=stdin)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # it was ignored from the first on
         note = "none of the shards of 2 lines is done, so nothing is kept"
@@ -712,12 +726,13 @@ def test_what_a_thread_writes_after_an_interrupt_is_counted(run, files, monkeypa
             assert is_written.wait(30)
             raise OSError("it was interrupted")
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.1)
+        assert is_cancelled.wait(30)
         write(writer, shard, *rest)
         is_written.set()
 
     with monkeypatch.context() as patch:
         patch.setattr(Writer, "write", write_late)
+        is_cancelled = stopping(patch)
         code, _, err = run("translate", "--input", str(source), "--output", str(output))
     assert (code, err[-1]) == (
         130,
