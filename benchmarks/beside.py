@@ -50,7 +50,7 @@ def main() -> int:
     options = parser.parse_args()
     texts = [line for line in options.sources.read_text(encoding="utf-8").splitlines() if line.strip()]
     if not texts:
-        parser.error(f"{options.sources} has no text")
+        parser.error(f"no line of {options.sources} has a text")
     rounds: dict[str, list[dict[str, float]]] = {kind: [] for kind in (_ALONE, _MANY, _JOINED, _PLAIN)}
     with serving(options.bundle) as server, Progress(console=Console(stderr=True)) as progress:
         for _ in progress.track(range(options.rounds), description="rounds"):

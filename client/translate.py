@@ -16,7 +16,7 @@ import filecmp
 import logging
 import shutil
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -146,6 +146,11 @@ def _remove(folder: Path) -> None:
     folder.replace(removed)
     sync_folder(folder.parent)
     shutil.rmtree(removed)
+
+
+def _num_passing(codes: Iterable[str]) -> int:
+    """Returns how many of some errors may pass, so that another try may do without them."""
+    return sum(code != _ABOUT_THE_TEXT for code in codes)
 
 
 def _removed(folder: Path) -> Path:
@@ -395,7 +400,8 @@ class _FileOutput:
         if not num_lines:
             progress.write(f"warning: {self._plan.input}: 0 texts\n")
         report, run = _Report(self._plan, progress), RunProgress()
-        done = filter(self._is_done, planned.shards)
+        left = set(waiting)
+        done = [shard for shard in planned.shards if shard not in left]
         report.add_failed_before([number for shard in done for number in self._writer.failed(shard)])
         files = RunFiles(self._plan.field, self._writer, planned.inputs, self._memory)
 
@@ -429,7 +435,7 @@ class _FileOutput:
             report.close(num_done)
         codes = [code for shard in planned.shards for code in self._writer.failed(shard).values()]
         self._complete(planned)
-        if num_passing := sum(code != _ABOUT_THE_TEXT for code in codes):
+        if num_passing := _num_passing(codes):
             what = f"{report.counted(num_passing)} failed for {'reasons' if num_passing > 1 else 'a reason'}"
             progress.write(
                 f"warning: {report.file}{what} that may pass: the same command with --resume tries again, "
@@ -441,14 +447,12 @@ class _FileOutput:
 
     def _is_done(self, shard: Shard) -> bool:
         """Whether a shard is written, and nothing in it failed for a reason that may pass."""
-        codes = self._writer.failed(shard).values()
-        return self._writer.is_done(shard) and all(code == _ABOUT_THE_TEXT for code in codes)
+        return self._writer.is_done(shard) and not _num_passing(self._writer.failed(shard).values())
 
     def _num_done(self, planned: Plan) -> int:
         """Returns the number of lines that are written and did not fail for a reason that may pass."""
-        written = list(filter(self._writer.is_done, planned.shards))
-        codes = [code for shard in written for code in self._writer.failed(shard).values()]
-        return sum(shard.num_lines for shard in written) - sum(code != _ABOUT_THE_TEXT for code in codes)
+        written = filter(self._writer.is_done, planned.shards)
+        return sum(shard.num_lines - _num_passing(self._writer.failed(shard).values()) for shard in written)
 
     def _planned(self, lock: ExitStack) -> Plan:
         plan, folder = self._plan, self._folder
@@ -588,7 +592,7 @@ class _Report:
 
     @property
     def _unit(self) -> str:
-        """What is counted."""
+        """The unit of progress."""
         return "text" if self._plan.texts or self._plan.format == DOCUMENT else "line"
 
     @property

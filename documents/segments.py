@@ -205,7 +205,7 @@ class Segment:
 
     @property
     def text(self) -> str:
-        """What is sent: the text after `begin_of` it, with single spaces.
+        """The text after `begin_of` it, with single spaces, as the model gets it.
 
         A `FormattedText` if its parts have different formattings.
         """

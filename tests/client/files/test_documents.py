@@ -303,7 +303,7 @@ def test_the_memory_of_a_document_grows_with_its_size(name, tmp_path):
 
 @pytest.mark.parametrize("name", _TRANSLATED)
 def test_the_calls_of_a_document_grow_with_its_size(name, tmp_path):
-    """What is done within one call, such as that of an expression, is left to the limit of the time."""
+    """The limit of the time bounds the work within one call, such as that of an expression."""
     written_by(ATTACKS[name], 1_000, tmp_path)
     numbers = []
     for size in (1_000, 8_000):
